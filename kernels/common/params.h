@@ -1,0 +1,78 @@
+// The parameter structs of the kernels: plain data, filled by kernels/host, read by every target.
+#pragma once
+
+#include <cstdint>
+
+#include "swap_in_layout.h"
+
+namespace hisparse {
+
+enum class KernelId : int32_t { kSwapIn, kCopyItems, kCount };
+
+inline constexpr const char* kKernelNames[] = {"hisparse_swap_in", "hisparse_copy_items"};
+static_assert(sizeof(kKernelNames) / sizeof(kKernelNames[0]) == static_cast<int>(KernelId::kCount));
+
+inline constexpr int32_t kMaxHotBufferSize = 32768;  // slots are int16
+
+// A pool of items: row `loc` starts at base + loc * item_size_bytes. Rows outside 0..rows-1 are never touched.
+struct SourcePool {
+  const unsigned char* base;
+  int64_t rows;
+};
+struct DestinationPool {
+  unsigned char* base;
+  int64_t rows;
+};
+
+// Index vectors come as int32 or int64; the width is a property of the data, not of the kernel.
+struct IndexVector {
+  const void* data;
+  int64_t is_int64;
+};
+
+struct SwapInParams {
+  const int32_t* top_k_tokens;  // [batch, >= num_top_k]
+  int64_t top_k_stride;
+  int32_t* top_k_device_locs;  // [batch, >= num_top_k]
+  int64_t device_locs_stride;
+  int32_t* device_buffer_tokens;  // [table_rows, >= hot_buffer_size + page_size]
+  const int32_t* device_buffer_locs;
+  int64_t buffer_table_stride;    // of both tables above
+  const int64_t* host_cache_locs;  // [table_rows, max_tokens]
+  int64_t host_locs_stride;
+  int64_t max_tokens;
+  int16_t* lru_slots;  // [table_rows, >= hot_buffer_size]
+  int64_t lru_stride;
+  int64_t table_rows;  // the smallest row count of the per-request tables
+  IndexVector req_pool_indices;
+  IndexVector seq_lens;
+  const int32_t* num_real_reqs;  // null: every row is real
+  int64_t* miss_src;             // the three plan pointers are null together
+  int32_t* miss_dst;
+  int32_t* miss_count;
+  int64_t plan_stride;
+  SourcePool host_cache;
+  DestinationPool device_buffer;
+  int64_t item_size_bytes;
+  uint32_t* arrivals;  // [batch] zeroes where blocks_per_request > 1; every launch leaves them zero
+  int32_t batch;
+  int32_t num_top_k;
+  int32_t hot_buffer_size;
+  int32_t table_bits;   // log2 of the cells of the token table
+  SwapInLayout layout;  // SwapInLayout::make(num_top_k, hot_buffer_size, table_bits)
+  int32_t blocks_per_request;
+  int32_t copy_word_bytes;  // 16, 8, 4 or 1: what base addresses and item size are all multiples of
+  int32_t skip_io;
+};
+
+struct CopyItemsParams {
+  SourcePool src;
+  DestinationPool dst;
+  const int64_t* src_indices;
+  const int64_t* dst_indices;
+  int64_t count;
+  int64_t item_size_bytes;
+  int32_t copy_word_bytes;
+};
+
+}  // namespace hisparse

@@ -1,0 +1,78 @@
+#pragma once
+
+#include "four.cuh"
+
+namespace hisparse::HISPARSE_TARGET {
+
+// A hash table of the tokens of one row in shared memory: open addressing in buckets of four cells, which one 16-byte
+// load looks at. A cell number stands for a token from then on.
+class TokenTable {
+ public:
+  static constexpr int32_t kEmpty = -1;
+  static constexpr int kBucket = static_cast<int>(SwapInLayout::kBucket);
+
+  __device__ __forceinline__ TokenTable(int32_t* keys, int bits)
+      : keys_(keys), bucket_mask_((1u << (bits - 2)) - 1), shift_(32 - (bits - 2)) {}
+
+  // The cell of `token` >= 0, which takes a free one where it is new.
+  __device__ __forceinline__ int32_t insert(int32_t token) const {
+    uint32_t bucket = hash(token);
+    // Starting at a cell that depends on the token, most insertions find it free.
+    uint32_t at = static_cast<uint32_t>(token) % kBucket;
+    for (int tried = 0;;) {
+      int32_t* const cell = keys_ + bucket * kBucket + at;
+      const int32_t seen = shared_compare_and_swap(cell, kEmpty, token);
+      if (seen == kEmpty || seen == token) return static_cast<int32_t>(cell - keys_);
+      at = (at + 1) % kBucket;
+      if (++tried % kBucket == 0) bucket = (bucket + 1) & bucket_mask_;
+    }
+  }
+
+  // The cells of four tokens, kEmpty for those that are not in the table. Not to run beside insert.
+  __device__ __forceinline__ Four<int32_t> find(const Four<int32_t>& tokens) const {
+    Four<int32_t> keys[4];
+    HISPARSE_UNROLL
+    for (int j = 0; j < 4; ++j) keys[j] = bucket_keys(hash(tokens.at[j]));
+    Four<int32_t> cells;
+    HISPARSE_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      uint32_t bucket = hash(tokens.at[j]);
+      cells.at[j] = match(keys[j], bucket, tokens.at[j]);
+      // A bucket without a free cell may have sent the token on to the next one.
+      while (cells.at[j] == kEmpty && !has_free_cell(keys[j])) {
+        bucket = (bucket + 1) & bucket_mask_;
+        keys[j] = bucket_keys(bucket);
+        cells.at[j] = match(keys[j], bucket, tokens.at[j]);
+      }
+    }
+    return cells;
+  }
+
+ private:
+  __device__ __forceinline__ Four<int32_t> bucket_keys(uint32_t bucket) const {
+    return *reinterpret_cast<const Four<int32_t>*>(keys_ + bucket * kBucket);
+  }
+
+  __device__ __forceinline__ static bool has_free_cell(const Four<int32_t>& keys) {
+    return (keys.at[0] | keys.at[1] | keys.at[2] | keys.at[3]) < 0;  // tokens are not negative
+  }
+
+  // A free cell is no match for a negative "token" of an empty slot.
+  __device__ __forceinline__ static int32_t match(const Four<int32_t>& keys, uint32_t bucket, int32_t token) {
+    int32_t at = kEmpty;
+    HISPARSE_UNROLL
+    for (int i = 0; i < kBucket; ++i)
+      if (keys.at[i] == token) at = static_cast<int32_t>(bucket * kBucket) + i;
+    return token >= 0 ? at : kEmpty;
+  }
+
+  __device__ __forceinline__ uint32_t hash(int32_t token) const {
+    return (static_cast<uint32_t>(token) * 0x9E3779B1u) >> shift_;  // Fibonacci hashing
+  }
+
+  int32_t* const keys_;
+  const uint32_t bucket_mask_;
+  const int shift_;
+};
+
+}  // namespace hisparse::HISPARSE_TARGET

@@ -1,0 +1,33 @@
+// The shared kernels compiled for the CPU target at one warp width; included by kernels_wave32.cpp and kernels_wave64.cpp.
+#pragma once
+
+#include "primitives.h"
+// Generic code follows the primitives.
+#include "../common/params.h"
+#include "../common/copy_wave.cuh"
+#include "../common/copy_chunk.cuh"
+#include "../common/block_scan.cuh"
+#include "../common/token_table.cuh"
+#include "../common/swap_in.cuh"
+#include "../common/copy_items.cuh"
+
+namespace hisparse::HISPARSE_TARGET {
+
+template <template <class> class Copy>
+cpu::Kernel kernel_with(KernelId id) {
+  switch (id) {
+    case KernelId::kSwapIn:
+      return [](const void* params) { SwapIn<Copy>(*static_cast<const SwapInParams*>(params)).run(); };
+    case KernelId::kCopyItems:
+      return [](const void* params) { copy_items<Copy>(*static_cast<const CopyItemsParams*>(params)); };
+    case KernelId::kCount:
+      break;
+  }
+  return nullptr;
+}
+
+cpu::Kernel kernel(KernelId id, bool chunk_copy) {
+  return chunk_copy ? kernel_with<ChunkCopy>(id) : kernel_with<WaveCopy>(id);
+}
+
+}  // namespace hisparse::HISPARSE_TARGET

@@ -1,0 +1,86 @@
+// Target primitives of the CPU target. The including file defines HISPARSE_TARGET (a namespace) and
+// HISPARSE_CPU_WARP_SIZE (32 or 64) first. Mirrors kernels/cuda/primitives.cuh and kernels/hip/primitives.h name for name.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "executor.h"
+
+#define __device__
+#define HISPARSE_UNROLL
+#define HISPARSE_NO_UNROLL
+#define __forceinline__ inline __attribute__((always_inline))
+
+namespace hisparse::HISPARSE_TARGET {
+
+constexpr int kWarpSize = HISPARSE_CPU_WARP_SIZE;
+
+inline int thread_index() { return static_cast<int>(cpu::thread_index()); }
+inline int block_index() { return static_cast<int>(cpu::block_index()); }
+inline int block_size() { return static_cast<int>(cpu::block_size()); }
+inline int grid_size() { return static_cast<int>(cpu::grid_size()); }
+inline unsigned char* shared_memory() { return cpu::shared_memory(); }
+
+// The defaults name the caller's line: a rendezvous that cannot work is reported there.
+inline void block_barrier(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  cpu::block_barrier({file, line});
+}
+
+inline uint32_t shuffle_up(uint32_t value, int delta, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const int lane = thread_index() % kWarpSize;
+  const uint64_t* values = cpu::warp_exchange(value, {file, line});
+  return static_cast<uint32_t>(values[lane >= delta ? lane - delta : lane]);
+}
+
+inline uint32_t warp_sum(uint32_t value, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const uint64_t* values = cpu::warp_exchange(value, {file, line});
+  uint32_t sum = 0;
+  for (int lane = 0; lane < kWarpSize; ++lane) sum += static_cast<uint32_t>(values[lane]);
+  return sum;
+}
+
+template <class T>
+inline T warp_uniform(T value) {
+  return value;
+}
+
+inline int32_t shared_compare_and_swap(int32_t* address, int32_t expected, int32_t desired) {
+  __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+}
+inline void shared_min(int32_t* address, int32_t value) {
+  int32_t seen = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (value < seen && !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
+inline uint32_t device_fetch_add(uint32_t* address, uint32_t value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+
+template <int kBytes>
+struct alignas(kBytes) Word {
+  unsigned char bytes[kBytes];
+};
+
+// Typed accesses at full alignment, so that UndefinedBehaviorSanitizer reports a misaligned vector access.
+template <int kBytes>
+inline void load_streaming(Word<kBytes>& word, const unsigned char* address, bool enabled) {
+  if (enabled) word = *reinterpret_cast<const Word<kBytes>*>(address);
+}
+template <int kBytes>
+inline void store_cached(unsigned char* address, const Word<kBytes>& word, bool enabled) {
+  if (enabled) *reinterpret_cast<Word<kBytes>*>(address) = word;
+}
+
+// 64-bit accesses at any alignment.
+inline uint64_t load_unaligned(const unsigned char* address) {
+  uint64_t word;
+  std::memcpy(&word, address, sizeof(word));
+  return word;
+}
+inline void store_unaligned(unsigned char* address, uint64_t word) { std::memcpy(address, &word, sizeof(word)); }
+inline unsigned char load_byte(const unsigned char* address) { return *address; }
+inline void store_byte(unsigned char* address, unsigned char byte) { *address = byte; }
+
+}  // namespace hisparse::HISPARSE_TARGET

@@ -1,0 +1,106 @@
+// Target primitives of CUDA: everything that the shared kernels do not say in plain C++. All inline PTX is here.
+#pragma once
+
+#include <cstdint>
+
+#define HISPARSE_TARGET cuda
+#define HISPARSE_UNROLL _Pragma("unroll")
+#define HISPARSE_NO_UNROLL _Pragma("unroll 1")
+
+namespace hisparse::HISPARSE_TARGET {
+
+constexpr int kWarpSize = 32;
+constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
+
+__device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
+__device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.x); }
+__device__ __forceinline__ int block_size() { return static_cast<int>(blockDim.x); }
+__device__ __forceinline__ int grid_size() { return static_cast<int>(gridDim.x); }
+
+__device__ __forceinline__ unsigned char* shared_memory() {
+  extern __shared__ __align__(16) unsigned char memory[];
+  return memory;
+}
+
+__device__ __forceinline__ void block_barrier() { __syncthreads(); }
+
+__device__ __forceinline__ uint32_t shuffle_up(uint32_t value, int delta) {
+  return __shfl_up_sync(kAllLanes, value, static_cast<unsigned>(delta));
+}
+__device__ __forceinline__ uint32_t warp_sum(uint32_t value) { return __reduce_add_sync(kAllLanes, value); }
+
+// A value that is the same in all lanes; a hint to the compiler on other targets.
+template <class T>
+__device__ __forceinline__ T warp_uniform(T value) {
+  return value;
+}
+
+__device__ __forceinline__ int32_t shared_compare_and_swap(int32_t* address, int32_t expected, int32_t desired) {
+  return atomicCAS(address, expected, desired);
+}
+__device__ __forceinline__ void shared_min(int32_t* address, int32_t value) { atomicMin(address, value); }
+__device__ __forceinline__ uint32_t device_fetch_add(uint32_t* address, uint32_t value) {
+  return atomicAdd(address, value);
+}
+
+template <int kBytes>
+struct Word;
+template <>
+struct Word<16> {
+  uint64_t low, high;
+};
+template <>
+struct Word<8> {
+  uint64_t value;
+};
+template <>
+struct Word<4> {
+  uint32_t value;
+};
+template <>
+struct Word<1> {
+  uint32_t value;
+};
+
+// Reads data that nothing writes while the kernel runs, once: through the read-only path, leaving L1 alone.
+__device__ __forceinline__ void load_streaming(Word<16>& word, const unsigned char* address, bool enabled) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n"
+      " @p ld.global.nc.L1::no_allocate.v2.b64 {%0, %1}, [%2];\n}"
+      : "+l"(word.low), "+l"(word.high)
+      : "l"(address), "r"(static_cast<int>(enabled)));
+}
+__device__ __forceinline__ void load_streaming(Word<8>& word, const unsigned char* address, bool enabled) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.b64 %0, [%1];\n}"
+      : "+l"(word.value)
+      : "l"(address), "r"(static_cast<int>(enabled)));
+}
+__device__ __forceinline__ void load_streaming(Word<4>& word, const unsigned char* address, bool enabled) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.b32 %0, [%1];\n}"
+      : "+r"(word.value)
+      : "l"(address), "r"(static_cast<int>(enabled)));
+}
+__device__ __forceinline__ void load_streaming(Word<1>& word, const unsigned char* address, bool enabled) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.u8 %0, [%1];\n}"
+      : "+r"(word.value)
+      : "l"(address), "r"(static_cast<int>(enabled)));
+}
+
+// Stores through L2, where attention reads the item next.
+__device__ __forceinline__ void store_cached(unsigned char* address, const Word<16>& word, bool enabled) {
+  if (enabled) asm volatile("st.global.cg.v2.b64 [%0], {%1, %2};" ::"l"(address), "l"(word.low), "l"(word.high) : "memory");
+}
+__device__ __forceinline__ void store_cached(unsigned char* address, const Word<8>& word, bool enabled) {
+  if (enabled) asm volatile("st.global.cg.b64 [%0], %1;" ::"l"(address), "l"(word.value) : "memory");
+}
+__device__ __forceinline__ void store_cached(unsigned char* address, const Word<4>& word, bool enabled) {
+  if (enabled) asm volatile("st.global.cg.b32 [%0], %1;" ::"l"(address), "r"(word.value) : "memory");
+}
+__device__ __forceinline__ void store_cached(unsigned char* address, const Word<1>& word, bool enabled) {
+  if (enabled) asm volatile("st.global.cg.u8 [%0], %1;" ::"l"(address), "r"(word.value) : "memory");
+}
+
+}  // namespace hisparse::HISPARSE_TARGET

@@ -1,0 +1,21 @@
+// The ROCm translation unit: primitives, shared kernels, entry points (named in kernels/common/params.h).
+#include "primitives.h"
+// Generic code follows the primitives.
+#include "../common/params.h"
+#include "../common/copy_wave.cuh"
+#include "../common/block_scan.cuh"
+#include "../common/token_table.cuh"
+#include "../common/swap_in.cuh"
+#include "../common/copy_items.cuh"
+
+namespace hisparse {
+
+extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in(const SwapInParams params) {
+  HISPARSE_TARGET::SwapIn<HISPARSE_TARGET::WaveCopy>(params).run();
+}
+
+extern "C" __global__ void __launch_bounds__(1024) hisparse_copy_items(const CopyItemsParams params) {
+  HISPARSE_TARGET::copy_items<HISPARSE_TARGET::WaveCopy>(params);
+}
+
+}  // namespace hisparse

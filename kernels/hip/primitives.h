@@ -1,0 +1,108 @@
+// Target primitives of ROCm: everything that the shared kernels do not say in plain C++.
+#pragma once
+
+#include <hip/hip_runtime.h>
+
+#include <cstdint>
+
+#define HISPARSE_TARGET hip
+#define HISPARSE_UNROLL _Pragma("unroll")
+#define HISPARSE_NO_UNROLL _Pragma("nounroll")
+
+namespace hisparse::HISPARSE_TARGET {
+
+// Decided in the device pass of each arch, so that one fat binary is right on all: 64 on gfx9, 32 on gfx10 and later.
+#if defined(__GFX9__)
+constexpr int kWarpSize = 64;
+#else
+constexpr int kWarpSize = 32;
+#endif
+
+__device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
+__device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.x); }
+__device__ __forceinline__ int block_size() { return static_cast<int>(blockDim.x); }
+__device__ __forceinline__ int grid_size() { return static_cast<int>(gridDim.x); }
+
+__device__ __forceinline__ unsigned char* shared_memory() {
+  extern __shared__ __align__(16) unsigned char memory[];
+  return memory;
+}
+
+__device__ __forceinline__ void block_barrier() { __syncthreads(); }
+
+__device__ __forceinline__ uint32_t shuffle_up(uint32_t value, int delta) {
+  return __shfl_up(value, static_cast<unsigned>(delta), kWarpSize);
+}
+__device__ __forceinline__ uint32_t warp_sum(uint32_t value) {
+  HISPARSE_UNROLL
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) value += __shfl_xor(value, distance, kWarpSize);
+  return value;
+}
+
+// Moves a value that is the same in all lanes to scalar registers.
+template <class T>
+__device__ __forceinline__ T warp_uniform(T value) {
+  static_assert(sizeof(T) == 8);
+  const uint64_t bits = reinterpret_cast<const uint64_t&>(value);
+  const uint32_t low = __builtin_amdgcn_readfirstlane(static_cast<uint32_t>(bits));
+  const uint32_t high = __builtin_amdgcn_readfirstlane(static_cast<uint32_t>(bits >> 32));
+  const uint64_t uniform = static_cast<uint64_t>(high) << 32 | low;
+  return reinterpret_cast<const T&>(uniform);
+}
+
+__device__ __forceinline__ int32_t shared_compare_and_swap(int32_t* address, int32_t expected, int32_t desired) {
+  __hip_atomic_compare_exchange_strong(address, &expected, desired, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
+                                       __HIP_MEMORY_SCOPE_WORKGROUP);
+  return expected;
+}
+__device__ __forceinline__ void shared_min(int32_t* address, int32_t value) {
+  __hip_atomic_fetch_min(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+__device__ __forceinline__ uint32_t device_fetch_add(uint32_t* address, uint32_t value) {
+  return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+template <int kBytes>
+struct Word;
+template <>
+struct Word<16> {
+  uint32_t value __attribute__((ext_vector_type(4)));
+};
+
+// Pools are global memory; said so, that the compiler emits global and not flat accesses.
+template <class T>
+using GlobalPointer = __attribute__((address_space(1))) T*;
+template <class T, class Byte>
+__device__ __forceinline__ GlobalPointer<T> as_global(Byte* address) {
+  return (GlobalPointer<T>)(reinterpret_cast<uintptr_t>(address));
+}
+
+// Read once from host memory: a non-temporal load leaves L2 and MALL to the data that attention reads next.
+__device__ __forceinline__ void load_streaming(Word<16>& word, const unsigned char* address, bool enabled) {
+  using Vector = decltype(word.value);
+  if (enabled) word.value = __builtin_nontemporal_load(as_global<const Vector>(address));
+}
+__device__ __forceinline__ void store_cached(unsigned char* address, const Word<16>& word, bool enabled) {
+  using Vector = decltype(Word<16>::value);
+  if (enabled) *as_global<Vector>(address) = word.value;
+}
+
+// 64-bit accesses at any alignment, as the hardware allows in global memory.
+struct __attribute__((packed)) UnalignedWord {
+  uint64_t value;
+};
+__device__ __forceinline__ uint64_t load_unaligned(const unsigned char* address) {
+  return as_global<const UnalignedWord>(address)->value;
+}
+__device__ __forceinline__ void store_unaligned(unsigned char* address, uint64_t word) {
+  as_global<UnalignedWord>(address)->value = word;
+}
+
+__device__ __forceinline__ unsigned char load_byte(const unsigned char* address) {
+  return *as_global<const unsigned char>(address);
+}
+__device__ __forceinline__ void store_byte(unsigned char* address, unsigned char byte) {
+  *as_global<unsigned char>(address) = byte;
+}
+
+}  // namespace hisparse::HISPARSE_TARGET

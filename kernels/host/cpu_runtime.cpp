@@ -1,0 +1,114 @@
+#include "cpu_runtime.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#include "../cpu/executor.h"
+
+namespace hisparse::cpu_wave32 {
+cpu::Kernel kernel(KernelId id, bool chunk_copy);
+}
+namespace hisparse::cpu_wave64 {
+cpu::Kernel kernel(KernelId id, bool chunk_copy);
+}
+
+namespace hisparse::host {
+namespace {
+
+void check(const CpuOptions& options) {
+  if (options.warp_size != 32 && options.warp_size != 64)
+    throw std::invalid_argument("warp_size: expected 32 or 64, got " + std::to_string(options.warp_size));
+  if (options.item_copy != "wave" && options.item_copy != "chunk")
+    throw std::invalid_argument("item_copy: expected 'wave' or 'chunk', got '" + options.item_copy + "'");
+  if (options.shared_memory_bytes > size_t{1} << 30)
+    throw std::invalid_argument("shared_memory_bytes: expected at most 1 GiB, got " +
+                                std::to_string(options.shared_memory_bytes));
+}
+
+const char* from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text != '\0' ? text : nullptr;
+}
+
+uint64_t number_from_environment(const char* name, const char* text) {
+  char* end;
+  const uint64_t value = std::strtoull(text, &end, 10);
+  if (*end != '\0' || *text == '-')
+    throw std::invalid_argument(std::string(name) + ": expected a number of at least 0, got '" + text + "'");
+  return value;
+}
+
+CpuOptions options_from_environment() {
+  CpuOptions options;
+  if (const char* text = from_environment("HISPARSE_CPU_WARP_SIZE"))
+    options.warp_size = static_cast<int>(number_from_environment("HISPARSE_CPU_WARP_SIZE", text));
+  if (const char* text = from_environment("HISPARSE_CPU_SEED"))
+    options.seed = number_from_environment("HISPARSE_CPU_SEED", text);
+  if (const char* text = from_environment("HISPARSE_CPU_STRICT"))
+    options.strict = number_from_environment("HISPARSE_CPU_STRICT", text) != 0;
+  if (const char* text = from_environment("HISPARSE_CPU_ITEM_COPY")) options.item_copy = text;
+  if (const char* text = from_environment("HISPARSE_CPU_SHARED_MEMORY_BYTES"))
+    options.shared_memory_bytes = number_from_environment("HISPARSE_CPU_SHARED_MEMORY_BYTES", text);
+  check(options);
+  return options;
+}
+
+std::mutex options_mutex;
+std::optional<CpuOptions> chosen_options;
+
+class CpuRuntime final : public Runtime {
+ public:
+  const char* target() const override { return "cpu"; }
+  int device_count() override { return 1; }
+
+  const DeviceInfo& device(int) override {
+    thread_local DeviceInfo info;
+    const CpuOptions options = cpu_options();
+    info = {"SIMT executor", "cpu", options.warp_size, 1024, 1, options.shared_memory_bytes};
+    return info;
+  }
+
+  void launch(KernelId id, const void* params, size_t, const LaunchShape& shape, int, void*) override {
+    const CpuOptions options = cpu_options();
+    const bool chunk_copy = options.item_copy == "chunk";
+    const cpu::Kernel kernel =
+        options.warp_size == 32 ? cpu_wave32::kernel(id, chunk_copy) : cpu_wave64::kernel(id, chunk_copy);
+    cpu::run_grid(kernel, params, {shape.blocks, shape.threads, options.warp_size, shape.shared_bytes},
+                  {options.seed, options.strict});
+  }
+
+  std::optional<uintptr_t> device_address(const void* host, size_t, int) override {
+    return reinterpret_cast<uintptr_t>(host);
+  }
+
+  // A launch is over when it returns, so one set per thread is enough; an aborted launch may leave counts behind.
+  uint32_t* arrival_counters(int batch, int, void*) override {
+    thread_local std::vector<uint32_t> counters;
+    counters.assign(static_cast<size_t>(batch), 0);
+    return counters.data();
+  }
+};
+
+}  // namespace
+
+CpuOptions cpu_options() {
+  const std::lock_guard<std::mutex> lock(options_mutex);
+  return chosen_options ? *chosen_options : options_from_environment();
+}
+
+void set_cpu_options(const CpuOptions& options) {
+  check(options);
+  const std::lock_guard<std::mutex> lock(options_mutex);
+  chosen_options = options;
+}
+
+Runtime& cpu_runtime() {
+  static CpuRuntime runtime;
+  return runtime;
+}
+
+}  // namespace hisparse::host

@@ -1,0 +1,47 @@
+// What the launcher needs of a target. One implementation per target: cpu_runtime.cpp, cuda_runtime.cpp, hip_runtime.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "../common/params.h"
+
+namespace hisparse::host {
+
+struct DeviceInfo {
+  std::string name;
+  std::string arch;  // "sm_90", "gfx942", "cpu"
+  int warp_size = 0;
+  int max_threads_per_block = 0;
+  int multiprocessors = 0;
+  size_t shared_memory_bytes = 0;  // the most that one block can have, opt-in included
+};
+
+struct LaunchShape {
+  uint32_t blocks = 1;
+  uint32_t threads = 1;
+  size_t shared_bytes = 0;
+};
+
+class Runtime {
+ public:
+  virtual ~Runtime() = default;
+  virtual const char* target() const = 0;  // "cpu", "cuda", "rocm"
+  virtual int device_count() = 0;
+  virtual const DeviceInfo& device(int index) = 0;
+
+  // Enqueues one kernel; `params` is copied before the call returns. The caller's current device is as before afterwards.
+  virtual void launch(KernelId kernel, const void* params, size_t param_bytes, const LaunchShape& shape, int device,
+                      void* stream) = 0;
+
+  // The address at which kernels on `device` reach [host, host + bytes), or nothing where they cannot.
+  virtual std::optional<uintptr_t> device_address(const void* host, size_t bytes, int device) = 0;
+
+  // `batch` zeroed counters that no launch running at the same time uses, or null where there are none to be had
+  // (then one block has to serve a request).
+  virtual uint32_t* arrival_counters(int batch, int device, void* stream) = 0;
+};
+
+}  // namespace hisparse::host
