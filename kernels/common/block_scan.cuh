@@ -12,12 +12,7 @@ __device__ __forceinline__ BlockScan block_exclusive_sum(uint32_t value, uint32_
   const int lane = thread_index() % kWarpSize;
   const int warp = thread_index() / kWarpSize;
   const int warps = block_size() / kWarpSize;
-  uint32_t inclusive = value;
-  HISPARSE_UNROLL
-  for (int delta = 1; delta < kWarpSize; delta *= 2) {
-    const uint32_t other = shuffle_up(inclusive, delta);
-    if (lane >= delta) inclusive += other;
-  }
+  const uint32_t inclusive = warp_inclusive_sum(value);
   if (lane == kWarpSize - 1) warp_totals[warp] = inclusive;
   block_barrier();
   const uint32_t warp_total = lane < warps ? warp_totals[lane] : 0;

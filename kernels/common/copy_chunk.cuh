@@ -4,32 +4,30 @@
 namespace hisparse::HISPARSE_TARGET {
 
 // No lane idles at the end of an item: 576 B are 36 words of 16 B, and lanes 4..31 of the second step go on with the
-// next item. `word_bytes` divides item size and pool addresses, so that no access is ever misaligned.
+// next item. The word size divides item size and pool addresses, so that no access is ever misaligned.
 template <class Items>
 class ChunkCopy {
  public:
-  __device__ __forceinline__ ChunkCopy(const Items& items, int64_t count, int32_t item_bytes, int32_t word_bytes,
-                                       int32_t worker, int32_t workers)
-      : items_(items), count_(count), word_bytes_(word_bytes) {
-    words_per_item_ = item_bytes / word_bytes;
-    item_ = worker / words_per_item_;
-    word_ = worker % words_per_item_;
-    item_step_ = workers / words_per_item_;
-    word_step_ = workers % words_per_item_;
+  using Index = typename Items::Index;
+
+  __device__ __forceinline__ ChunkCopy(const Items& items, Index count, const CopyShape& shape, int32_t worker, int32_t)
+      : items_(items), count_(count), shape_(shape) {
+    item_ = static_cast<uint32_t>(worker) / static_cast<uint32_t>(shape.words_per_item);
+    word_ = static_cast<uint32_t>(worker) % static_cast<uint32_t>(shape.words_per_item);
   }
 
   // Issues the first loads. What the caller does between start and finish hides behind the first round trip.
   __device__ __forceinline__ void start() {
-    if (word_bytes_ == 16) load(first_);
+    if (shape_.word_bytes == 16) load(first_);
   }
 
   __device__ __forceinline__ void finish() {
-    if (word_bytes_ == 16) {
+    if (shape_.word_bytes == 16) {
       store(first_);
       run<16>();
-    } else if (word_bytes_ == 8) {
+    } else if (shape_.word_bytes == 8) {
       run<8>();
-    } else if (word_bytes_ == 4) {
+    } else if (shape_.word_bytes == 4) {
       run<4>();
     } else {
       run<1>();
@@ -38,19 +36,21 @@ class ChunkCopy {
 
  private:
   static constexpr int kInFlight = 4;
+  // The first loads stay in registers while the caller works: more of them would spill in the swap-in.
+  static constexpr int kFirstInFlight = 2;
 
-  template <int kBytes>
+  template <int kBytes, int kCount>
   struct Batch {
-    Word<kBytes> words[kInFlight];
-    unsigned char* dst[kInFlight];
-    bool live[kInFlight];
+    Word<kBytes> words[kCount];
+    unsigned char* dst[kCount];
+    bool live[kCount];
   };
 
   // The loads are predicated, not branched around: 14.4 against 22.2 us for 410 items of 512 B on H200 (design.md).
-  template <int kBytes>
-  __device__ __forceinline__ void load(Batch<kBytes>& batch) {
+  template <int kBytes, int kCount>
+  __device__ __forceinline__ void load(Batch<kBytes, kCount>& batch) {
     HISPARSE_UNROLL
-    for (int i = 0; i < kInFlight; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const unsigned char* src = nullptr;
       batch.dst[i] = nullptr;
       batch.live[i] = item_ < count_ && items_.locate(item_, src, batch.dst[i]);
@@ -61,39 +61,36 @@ class ChunkCopy {
     }
   }
 
-  template <int kBytes>
-  __device__ __forceinline__ static void store(const Batch<kBytes>& batch) {
+  template <int kBytes, int kCount>
+  __device__ __forceinline__ static void store(const Batch<kBytes, kCount>& batch) {
     HISPARSE_UNROLL
-    for (int i = 0; i < kInFlight; ++i) store_cached(batch.dst[i], batch.words[i], batch.live[i]);
+    for (int i = 0; i < kCount; ++i) store_cached(batch.dst[i], batch.words[i], batch.live[i]);
   }
 
   template <int kBytes>
   __device__ __forceinline__ void run() {
     while (item_ < count_) {
-      Batch<kBytes> batch;
+      Batch<kBytes, kInFlight> batch;
       load(batch);
       store(batch);
     }
   }
 
   __device__ __forceinline__ void advance() {
-    item_ += item_step_;
-    word_ += word_step_;
-    if (word_ >= words_per_item_) {
-      word_ -= words_per_item_;
+    item_ += shape_.item_step;
+    word_ += shape_.word_step;
+    if (word_ >= shape_.words_per_item) {
+      word_ -= shape_.words_per_item;
       ++item_;
     }
   }
 
   const Items& items_;
-  const int64_t count_;
-  const int32_t word_bytes_;
-  int32_t words_per_item_;
-  int64_t item_;
+  const Index count_;
+  const CopyShape& shape_;
+  Index item_;
   int32_t word_;
-  int32_t item_step_;
-  int32_t word_step_;
-  Batch<16> first_;
+  Batch<16, kFirstInFlight> first_;
 };
 
 }  // namespace hisparse::HISPARSE_TARGET

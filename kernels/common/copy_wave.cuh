@@ -12,27 +12,29 @@ namespace hisparse::HISPARSE_TARGET {
 template <class Items>
 class WaveCopy {
  public:
-  __device__ __forceinline__ WaveCopy(const Items& items, int64_t count, int32_t item_bytes, int32_t, int32_t worker,
+  using Index = typename Items::Index;
+
+  __device__ __forceinline__ WaveCopy(const Items& items, Index count, const CopyShape& shape, int32_t worker,
                                       int32_t workers)
       : items_(items),
         count_(count),
-        item_bytes_(item_bytes),
-        words_end_(item_bytes & ~7),
+        item_bytes_(shape.item_bytes),
+        words_end_(shape.item_bytes & ~7),
         lane_(worker % kWarpSize),
         waves_(workers / kWarpSize),
-        first_(warp_uniform(static_cast<int64_t>(worker / kWarpSize))) {}
+        first_(warp_uniform(worker / kWarpSize)) {}
 
   // For the caller to do other work between; the wave copy has nothing in flight there.
   __device__ __forceinline__ void start() {}
 
   __device__ __forceinline__ void finish() {
-    for (int64_t item = first_; item < count_; item += kItems * static_cast<int64_t>(waves_)) {
+    for (Index item = first_; item < count_; item += kItems * static_cast<Index>(waves_)) {
       const unsigned char* src[kItems];
       unsigned char* dst[kItems];
       bool live[kItems];
       HISPARSE_UNROLL
       for (int i = 0; i < kItems; ++i) {
-        const int64_t index = item + i * static_cast<int64_t>(waves_);
+        const Index index = item + i * static_cast<Index>(waves_);
         src[i] = dst[i] = nullptr;
         live[i] = index < count_ && items_.locate(index, src[i], dst[i]);
       }
@@ -104,12 +106,12 @@ class WaveCopy {
   }
 
   const Items& items_;
-  const int64_t count_;
+  const Index count_;
   const int32_t item_bytes_;
   const int32_t words_end_;
   const int32_t lane_;
   const int32_t waves_;
-  const int64_t first_;
+  const int32_t first_;
 };
 
 }  // namespace hisparse::HISPARSE_TARGET

@@ -8,11 +8,6 @@ struct alignas(4 * sizeof(T)) Four {
   T at[4];
 };
 
-template <class T>
-__device__ __forceinline__ bool is_aligned_for_four(const T* row) {
-  return reinterpret_cast<uintptr_t>(row) % (4 * sizeof(T)) == 0;
-}
-
 // row[first .. first + 3], with `filler` from row[end] on.
 template <class T>
 __device__ __forceinline__ Four<T> load_four(const T* row, int first, int end, bool aligned, T filler) {

@@ -7,9 +7,11 @@
 
 namespace hisparse {
 
-enum class KernelId : int32_t { kSwapIn, kCopyItems, kCount };
+// The swap-in comes in three sizes: with 4 or 8 slots per thread, which stay in registers, and with any number.
+enum class KernelId : int32_t { kSwapIn4, kSwapIn8, kSwapInAny, kCopyItems, kCount };
 
-inline constexpr const char* kKernelNames[] = {"hisparse_swap_in", "hisparse_copy_items"};
+inline constexpr const char* kKernelNames[] = {"hisparse_swap_in_4", "hisparse_swap_in_8", "hisparse_swap_in_any",
+                                               "hisparse_copy_items"};
 static_assert(sizeof(kKernelNames) / sizeof(kKernelNames[0]) == static_cast<int>(KernelId::kCount));
 
 inline constexpr int32_t kMaxHotBufferSize = 32768;  // slots are int16
@@ -28,6 +30,20 @@ struct DestinationPool {
 struct IndexVector {
   const void* data;
   int64_t is_int64;
+};
+
+// How `workers` threads walk over items as runs of equal words.
+struct CopyShape {
+  int32_t item_bytes;
+  int32_t word_bytes;  // 16, 8, 4 or 1: what base addresses and item size are all multiples of
+  int32_t words_per_item;
+  int32_t item_step;  // a thread's next word is so many items
+  int32_t word_step;  // and words further on
+
+  static constexpr CopyShape make(int32_t item_bytes, int32_t word_bytes, int32_t workers) {
+    const int32_t words = item_bytes / word_bytes;
+    return {item_bytes, word_bytes, words, workers / words, workers % words};
+  }
 };
 
 struct SwapInParams {
@@ -53,7 +69,7 @@ struct SwapInParams {
   int64_t plan_stride;
   SourcePool host_cache;
   DestinationPool device_buffer;
-  int64_t item_size_bytes;
+  CopyShape copy;
   uint32_t* arrivals;  // [batch] zeroes where blocks_per_request > 1; every launch leaves them zero
   int32_t batch;
   int32_t num_top_k;
@@ -61,7 +77,9 @@ struct SwapInParams {
   int32_t table_bits;   // log2 of the cells of the token table
   SwapInLayout layout;  // SwapInLayout::make(num_top_k, hot_buffer_size, table_bits)
   int32_t blocks_per_request;
-  int32_t copy_word_bytes;  // 16, 8, 4 or 1: what base addresses and item size are all multiples of
+  int32_t slots_per_thread;    // at least 4, a multiple of 4
+  int32_t entries_per_thread;  // at least 1
+  int32_t rows_are_aligned;    // rows of device_buffer_tokens to 16 bytes, rows of lru_slots to 8
   int32_t skip_io;
 };
 
@@ -71,8 +89,10 @@ struct CopyItemsParams {
   const int64_t* src_indices;
   const int64_t* dst_indices;
   int64_t count;
-  int64_t item_size_bytes;
-  int32_t copy_word_bytes;
+  CopyShape copy;
 };
+
+// What the sizes in registers are made for: this many top-k entries per thread.
+inline constexpr int kEntriesInRegisters = 2;
 
 }  // namespace hisparse

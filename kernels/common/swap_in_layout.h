@@ -7,12 +7,13 @@
 namespace hisparse {
 
 struct SwapInLayout {
-  // Byte offsets.
+  // Byte offsets. (*) used where a thread's share does not stay in registers.
   uint32_t keys;         // int32 [cells]: the token table. Once the slots are resolved: int64 [num_top_k], host locs of the misses
   uint32_t places;       // int32 [cells + 2]: per cell the slot, or the first place in the row of a token that missed
-  uint32_t lru;          // int16 [hot_buffer_size]: the LRU row, bit 15 set on slots that were hit
+  uint32_t lru;          // uint16 [hot_buffer_size]: the LRU row, bit 15 set on slots that were hit (*)
   uint32_t hits;         // uint8 [hot_buffer_size]: flags per slot. Once folded into lru: int32 [num_top_k], victim slots, then device locs of the misses
-  uint32_t entry_cells;  // uint16 [num_top_k]: the cell of each entry
+  uint32_t entry_cells;  // uint16 [num_top_k]: the cell of each entry (*)
+  uint32_t is_miss;      // bool [num_top_k]: entries that are the first place of a token that is not resident (*)
   uint32_t scratch;      // uint32 [kScratchWords]
   uint32_t bytes;
 
@@ -36,7 +37,8 @@ struct SwapInLayout {
     at.lru = at.places + padded((cells + 2) * 4);
     at.hits = at.lru + padded(h * 2);
     at.entry_cells = at.hits + padded(h > k * 4 ? h : k * 4);
-    at.scratch = at.entry_cells + padded(k * 2);
+    at.is_miss = at.entry_cells + padded(k * 2);
+    at.scratch = at.is_miss + padded(k);
     at.bytes = at.scratch + padded(kScratchWords * 4);
     return at;
   }

@@ -9,39 +9,42 @@ namespace hisparse::HISPARSE_TARGET {
 class TokenTable {
  public:
   static constexpr int32_t kEmpty = -1;
-  static constexpr int kBucket = static_cast<int>(SwapInLayout::kBucket);
+  static constexpr uint32_t kBucket = SwapInLayout::kBucket;
 
   __device__ __forceinline__ TokenTable(int32_t* keys, int bits)
-      : keys_(keys), bucket_mask_((1u << (bits - 2)) - 1), shift_(32 - (bits - 2)) {}
+      : keys_(keys), mask_((1u << bits) - 1), shift_(32 - bits) {}
 
-  // The cell of `token` >= 0, which takes a free one where it is new.
+  // The cell of `token` >= 0, which takes a free one where it is new. The token says at which cell of its bucket to
+  // start, so that most find it free.
   __device__ __forceinline__ int32_t insert(int32_t token) const {
-    uint32_t bucket = hash(token);
-    // Starting at a cell that depends on the token, most insertions find it free.
-    uint32_t at = static_cast<uint32_t>(token) % kBucket;
-    for (int tried = 0;;) {
-      int32_t* const cell = keys_ + bucket * kBucket + at;
-      const int32_t seen = shared_compare_and_swap(cell, kEmpty, token);
-      if (seen == kEmpty || seen == token) return static_cast<int32_t>(cell - keys_);
-      at = (at + 1) % kBucket;
-      if (++tried % kBucket == 0) bucket = (bucket + 1) & bucket_mask_;
+    const uint32_t start = hash(token);
+    uint32_t cell = start;
+    for (uint32_t step = 0;;) {
+      const int32_t seen = shared_compare_and_swap(keys_ + cell, kEmpty, token);
+      if (seen == kEmpty || seen == token) return static_cast<int32_t>(cell);
+      ++step;
+      cell = ((start + (step & ~(kBucket - 1))) & mask_) ^ (step & (kBucket - 1));
     }
   }
 
   // The cells of four tokens, kEmpty for those that are not in the table. Not to run beside insert.
   __device__ __forceinline__ Four<int32_t> find(const Four<int32_t>& tokens) const {
+    uint32_t buckets[4];
     Four<int32_t> keys[4];
     HISPARSE_UNROLL
-    for (int j = 0; j < 4; ++j) keys[j] = bucket_keys(hash(tokens.at[j]));
+    for (int j = 0; j < 4; ++j) {
+      buckets[j] = hash(tokens.at[j]) & ~(kBucket - 1);
+      keys[j] = get_four(keys_ + buckets[j]);
+    }
     Four<int32_t> cells;
     HISPARSE_UNROLL
     for (int j = 0; j < 4; ++j) {
-      uint32_t bucket = hash(tokens.at[j]);
+      uint32_t bucket = buckets[j];
       cells.at[j] = match(keys[j], bucket, tokens.at[j]);
       // A bucket without a free cell may have sent the token on to the next one.
       while (cells.at[j] == kEmpty && !has_free_cell(keys[j])) {
-        bucket = (bucket + 1) & bucket_mask_;
-        keys[j] = bucket_keys(bucket);
+        bucket = (bucket + kBucket) & mask_;
+        keys[j] = get_four(keys_ + bucket);
         cells.at[j] = match(keys[j], bucket, tokens.at[j]);
       }
     }
@@ -49,10 +52,6 @@ class TokenTable {
   }
 
  private:
-  __device__ __forceinline__ Four<int32_t> bucket_keys(uint32_t bucket) const {
-    return *reinterpret_cast<const Four<int32_t>*>(keys_ + bucket * kBucket);
-  }
-
   __device__ __forceinline__ static bool has_free_cell(const Four<int32_t>& keys) {
     return (keys.at[0] | keys.at[1] | keys.at[2] | keys.at[3]) < 0;  // tokens are not negative
   }
@@ -61,8 +60,8 @@ class TokenTable {
   __device__ __forceinline__ static int32_t match(const Four<int32_t>& keys, uint32_t bucket, int32_t token) {
     int32_t at = kEmpty;
     HISPARSE_UNROLL
-    for (int i = 0; i < kBucket; ++i)
-      if (keys.at[i] == token) at = static_cast<int32_t>(bucket * kBucket) + i;
+    for (int i = 0; i < 4; ++i)
+      if (keys.at[i] == token) at = static_cast<int32_t>(bucket) + i;
     return token >= 0 ? at : kEmpty;
   }
 
@@ -71,7 +70,7 @@ class TokenTable {
   }
 
   int32_t* const keys_;
-  const uint32_t bucket_mask_;
+  const uint32_t mask_;
   const int shift_;
 };
 

@@ -142,7 +142,7 @@ void BlockRunner::run(Kernel kernel, const void* params, const Grid& grid, const
   shared_ = shared_storage_.data() + ((64 - address % 64) % 64);
   const SharedMemoryGuard guard(shared_storage_.data(), shared_storage_.size(), shared_, grid.shared_bytes);
 
-  std::vector<uint32_t> order(grid.blocks);
+  std::vector<uint32_t> order(grid.blocks * grid.parts);
   std::iota(order.begin(), order.end(), 0u);
   if (schedule.seed) std::shuffle(order.begin(), order.end(), random_);
   for (uint32_t block : order) {
@@ -311,7 +311,8 @@ void run_grid(Kernel kernel, const void* params, const Grid& grid, const Schedul
 }
 
 uint32_t thread_index() { return running->thread(); }
-uint32_t block_index() { return running->block(); }
+uint32_t block_index() { return running->block() % running->grid().blocks; }
+uint32_t block_part() { return running->block() / running->grid().blocks; }
 uint32_t block_size() { return running->grid().threads; }
 uint32_t grid_size() { return running->grid().blocks; }
 unsigned char* shared_memory() { return running->shared(); }

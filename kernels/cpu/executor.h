@@ -10,7 +10,8 @@ namespace hisparse::cpu {
 using Kernel = void (*)(const void* params);
 
 struct Grid {
-  uint32_t blocks;
+  uint32_t blocks;  // of one part
+  uint32_t parts;
   uint32_t threads;
   int warp_size;
   size_t shared_bytes;
@@ -32,6 +33,7 @@ struct Place {
 };
 uint32_t thread_index();
 uint32_t block_index();
+uint32_t block_part();
 uint32_t block_size();
 uint32_t grid_size();
 unsigned char* shared_memory();

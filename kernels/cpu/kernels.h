@@ -1,6 +1,9 @@
 // The shared kernels compiled for the CPU target at one warp width; included by kernels_wave32.cpp and kernels_wave64.cpp.
 #pragma once
 
+// Predicated loads leave registers alone that the store with the same predicate then does not read; gcc does not see it.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
 #include "primitives.h"
 // Generic code follows the primitives.
 #include "../common/params.h"
@@ -16,8 +19,12 @@ namespace hisparse::HISPARSE_TARGET {
 template <template <class> class Copy>
 cpu::Kernel kernel_with(KernelId id) {
   switch (id) {
-    case KernelId::kSwapIn:
-      return [](const void* params) { SwapIn<Copy>(*static_cast<const SwapInParams*>(params)).run(); };
+    case KernelId::kSwapIn4:
+      return [](const void* params) { swap_in<Copy, 4>(*static_cast<const SwapInParams*>(params)); };
+    case KernelId::kSwapIn8:
+      return [](const void* params) { swap_in<Copy, 8>(*static_cast<const SwapInParams*>(params)); };
+    case KernelId::kSwapInAny:
+      return [](const void* params) { swap_in<Copy, 0>(*static_cast<const SwapInParams*>(params)); };
     case KernelId::kCopyItems:
       return [](const void* params) { copy_items<Copy>(*static_cast<const CopyItemsParams*>(params)); };
     case KernelId::kCount:

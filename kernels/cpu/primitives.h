@@ -19,6 +19,7 @@ constexpr int kWarpSize = HISPARSE_CPU_WARP_SIZE;
 inline int thread_index() { return static_cast<int>(cpu::thread_index()); }
 inline int block_index() { return static_cast<int>(cpu::block_index()); }
 inline int block_size() { return static_cast<int>(cpu::block_size()); }
+inline int block_part() { return static_cast<int>(cpu::block_part()); }
 inline int grid_size() { return static_cast<int>(cpu::grid_size()); }
 inline unsigned char* shared_memory() { return cpu::shared_memory(); }
 
@@ -27,10 +28,11 @@ inline void block_barrier(const char* file = __builtin_FILE(), int line = __buil
   cpu::block_barrier({file, line});
 }
 
-inline uint32_t shuffle_up(uint32_t value, int delta, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  const int lane = thread_index() % kWarpSize;
+inline uint32_t warp_inclusive_sum(uint32_t value, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   const uint64_t* values = cpu::warp_exchange(value, {file, line});
-  return static_cast<uint32_t>(values[lane >= delta ? lane - delta : lane]);
+  uint32_t sum = 0;
+  for (int lane = 0; lane <= thread_index() % kWarpSize; ++lane) sum += static_cast<uint32_t>(values[lane]);
+  return sum;
 }
 
 inline uint32_t warp_sum(uint32_t value, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {

@@ -10,8 +10,16 @@
 
 namespace hisparse {
 
-extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in(const __grid_constant__ SwapInParams params) {
-  HISPARSE_TARGET::SwapIn<HISPARSE_TARGET::ChunkCopy>(params).run();
+extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in_4(const __grid_constant__ SwapInParams params) {
+  HISPARSE_TARGET::swap_in<HISPARSE_TARGET::ChunkCopy, 4>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in_8(const __grid_constant__ SwapInParams params) {
+  HISPARSE_TARGET::swap_in<HISPARSE_TARGET::ChunkCopy, 8>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in_any(const __grid_constant__ SwapInParams params) {
+  HISPARSE_TARGET::swap_in<HISPARSE_TARGET::ChunkCopy, 0>(params);
 }
 
 extern "C" __global__ void __launch_bounds__(1024) hisparse_copy_items(const __grid_constant__ CopyItemsParams params) {

@@ -15,6 +15,7 @@ constexpr uint32_t kAllLanes = 0xFFFFFFFFu;
 __device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
 __device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.x); }
 __device__ __forceinline__ int block_size() { return static_cast<int>(blockDim.x); }
+__device__ __forceinline__ int block_part() { return static_cast<int>(blockIdx.y); }
 __device__ __forceinline__ int grid_size() { return static_cast<int>(gridDim.x); }
 
 __device__ __forceinline__ unsigned char* shared_memory() {
@@ -24,8 +25,16 @@ __device__ __forceinline__ unsigned char* shared_memory() {
 
 __device__ __forceinline__ void block_barrier() { __syncthreads(); }
 
-__device__ __forceinline__ uint32_t shuffle_up(uint32_t value, int delta) {
-  return __shfl_up_sync(kAllLanes, value, static_cast<unsigned>(delta));
+// Sum over this lane and those before it. The shuffle says itself which lanes have a partner.
+__device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value) {
+#pragma unroll
+  for (int distance = 1; distance < kWarpSize; distance *= 2)
+    asm volatile(
+        "{\n .reg .pred p;\n .reg .b32 other;\n shfl.sync.up.b32 other|p, %0, %1, 0, 0xffffffff;\n"
+        " @p add.u32 %0, %0, other;\n}"
+        : "+r"(value)
+        : "r"(distance));
+  return value;
 }
 __device__ __forceinline__ uint32_t warp_sum(uint32_t value) { return __reduce_add_sync(kAllLanes, value); }
 

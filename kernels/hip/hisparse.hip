@@ -10,8 +10,16 @@
 
 namespace hisparse {
 
-extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in(const SwapInParams params) {
-  HISPARSE_TARGET::SwapIn<HISPARSE_TARGET::WaveCopy>(params).run();
+extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in_4(const SwapInParams params) {
+  HISPARSE_TARGET::swap_in<HISPARSE_TARGET::WaveCopy, 4>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in_8(const SwapInParams params) {
+  HISPARSE_TARGET::swap_in<HISPARSE_TARGET::WaveCopy, 8>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in_any(const SwapInParams params) {
+  HISPARSE_TARGET::swap_in<HISPARSE_TARGET::WaveCopy, 0>(params);
 }
 
 extern "C" __global__ void __launch_bounds__(1024) hisparse_copy_items(const CopyItemsParams params) {

@@ -21,6 +21,7 @@ constexpr int kWarpSize = 32;
 __device__ __forceinline__ int thread_index() { return static_cast<int>(threadIdx.x); }
 __device__ __forceinline__ int block_index() { return static_cast<int>(blockIdx.x); }
 __device__ __forceinline__ int block_size() { return static_cast<int>(blockDim.x); }
+__device__ __forceinline__ int block_part() { return static_cast<int>(blockIdx.y); }
 __device__ __forceinline__ int grid_size() { return static_cast<int>(gridDim.x); }
 
 __device__ __forceinline__ unsigned char* shared_memory() {
@@ -30,8 +31,14 @@ __device__ __forceinline__ unsigned char* shared_memory() {
 
 __device__ __forceinline__ void block_barrier() { __syncthreads(); }
 
-__device__ __forceinline__ uint32_t shuffle_up(uint32_t value, int delta) {
-  return __shfl_up(value, static_cast<unsigned>(delta), kWarpSize);
+__device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value) {
+  const int lane = thread_index() % kWarpSize;
+  HISPARSE_UNROLL
+  for (int distance = 1; distance < kWarpSize; distance *= 2) {
+    const uint32_t other = __shfl_up(value, static_cast<unsigned>(distance), kWarpSize);
+    if (lane >= distance) value += other;
+  }
+  return value;
 }
 __device__ __forceinline__ uint32_t warp_sum(uint32_t value) {
   HISPARSE_UNROLL
@@ -40,14 +47,13 @@ __device__ __forceinline__ uint32_t warp_sum(uint32_t value) {
 }
 
 // Moves a value that is the same in all lanes to scalar registers.
+__device__ __forceinline__ int32_t warp_uniform(int32_t value) { return __builtin_amdgcn_readfirstlane(value); }
 template <class T>
-__device__ __forceinline__ T warp_uniform(T value) {
-  static_assert(sizeof(T) == 8);
-  const uint64_t bits = reinterpret_cast<const uint64_t&>(value);
-  const uint32_t low = __builtin_amdgcn_readfirstlane(static_cast<uint32_t>(bits));
-  const uint32_t high = __builtin_amdgcn_readfirstlane(static_cast<uint32_t>(bits >> 32));
-  const uint64_t uniform = static_cast<uint64_t>(high) << 32 | low;
-  return reinterpret_cast<const T&>(uniform);
+__device__ __forceinline__ T* warp_uniform(T* pointer) {
+  const auto bits = reinterpret_cast<uintptr_t>(pointer);
+  const auto low = static_cast<uint32_t>(warp_uniform(static_cast<int32_t>(bits)));
+  const auto high = static_cast<uint32_t>(warp_uniform(static_cast<int32_t>(bits >> 32)));
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(high) << 32 | low);
 }
 
 __device__ __forceinline__ int32_t shared_compare_and_swap(int32_t* address, int32_t expected, int32_t desired) {

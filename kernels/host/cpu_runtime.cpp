@@ -77,7 +77,7 @@ class CpuRuntime final : public Runtime {
     const bool chunk_copy = options.item_copy == "chunk";
     const cpu::Kernel kernel =
         options.warp_size == 32 ? cpu_wave32::kernel(id, chunk_copy) : cpu_wave64::kernel(id, chunk_copy);
-    cpu::run_grid(kernel, params, {shape.blocks, shape.threads, options.warp_size, shape.shared_bytes},
+    cpu::run_grid(kernel, params, {shape.blocks, shape.parts, shape.threads, options.warp_size, shape.shared_bytes},
                   {options.seed, options.strict});
   }
 

@@ -21,6 +21,7 @@ struct DeviceInfo {
 
 struct LaunchShape {
   uint32_t blocks = 1;
+  uint32_t parts = 1;  // the grid is blocks x parts
   uint32_t threads = 1;
   size_t shared_bytes = 0;
 };

@@ -1,0 +1,1 @@
+"""Benchmarks that run on whatever GPU there is: ``hisparse bench``."""

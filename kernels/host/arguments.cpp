@@ -1,0 +1,51 @@
+#include "arguments.h"
+
+namespace py = pybind11;
+
+namespace hisparse::host {
+
+void type_error(const char* argument, const std::string& expected, const std::string& got) {
+  throw py::type_error(text(argument, ": expected ", expected, ", got ", got));
+}
+
+std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+
+namespace {
+
+bool is_integer(py::handle object) {
+  if (PyBool_Check(object.ptr())) return false;
+  // numbers.Integral holds NumPy's integers, but no tensor that merely converts to an int.
+  return PyLong_Check(object.ptr()) ||
+         py::isinstance(object, py::module_::import("numbers").attr("Integral"));
+}
+
+std::string range_text(int64_t least, int64_t most) {
+  return most == INT64_MAX ? text("at least ", least) : text(least, " to ", most);
+}
+
+}  // namespace
+
+int64_t read_integer(const char* argument, py::handle object, int64_t least, int64_t most) {
+  if (!PyLong_CheckExact(object.ptr()) && !is_integer(object))
+    type_error(argument, "an int", type_name(object));
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
+  if (!index) throw py::error_already_set();
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow != 0 || value < least || value > most) {
+    value_error(argument, range_text(least, most),
+                overflow == 0  ? std::to_string(value)
+                : overflow < 0 ? "less than -2**63"
+                               : "2**63 or more");
+  }
+  return value;
+}
+
+bool read_flag(const char* argument, py::handle object) {
+  if (object.ptr() == Py_True) return true;
+  if (object.ptr() == Py_False) return false;
+  if (!is_integer(object)) type_error(argument, "a bool", type_name(object));
+  return read_integer(argument, object, 0, 1) != 0;
+}
+
+}  // namespace hisparse::host

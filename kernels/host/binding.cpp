@@ -1,0 +1,114 @@
+// The extension module hisparse._C: positional arguments in, errors out. Names, defaults and documentation
+// are in hisparse/*.py.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <utility>
+
+#include "arguments.h"
+#include "checks.h"
+#include "cpu_runtime.h"
+#include "device_runtimes.h"
+
+namespace py = pybind11;
+
+namespace hisparse::host {
+namespace {
+
+template <size_t>
+using Argument = py::handle;  // what it holds is the checks' business
+
+// The GIL is released even for a GPU: a launch can wait for a driver to load, or for room in a full queue.
+template <auto check, size_t... index>
+void add_op(py::module_& module, const char* name, std::index_sequence<index...>) {
+  module.def(name, [](Argument<index>... arguments) {
+    PyObject* const all[] = {arguments.ptr()...};
+    auto call = check(all);
+    const py::gil_scoped_release release;
+    launch(call);
+  });
+}
+
+py::dict build_info() {
+  py::list targets;
+  targets.append("cpu");
+  if (*HISPARSE_CUDA_ARCHS != '\0') targets.append("cuda");
+  if (*HISPARSE_ROCM_ARCHS != '\0') targets.append("rocm");
+  const auto archs = [](const char* joined) { return py::list(py::str(joined).attr("split")(";")); };
+  py::dict info;
+  info["version"] = HISPARSE_VERSION;
+  info["targets"] = targets;
+  info["cuda_archs"] = *HISPARSE_CUDA_ARCHS != '\0' ? archs(HISPARSE_CUDA_ARCHS) : py::list();
+  info["rocm_archs"] = *HISPARSE_ROCM_ARCHS != '\0' ? archs(HISPARSE_ROCM_ARCHS) : py::list();
+  info["compiler"] = __VERSION__;
+  return info;
+}
+
+// What this machine has of each target: its devices, or the reason why there are none.
+py::list targets() {
+  py::list all;
+  for (Runtime* runtime : {&cpu_runtime(), &cuda_runtime(), &hip_runtime()}) {
+    std::vector<DeviceInfo> infos;
+    std::optional<std::string> unavailable;
+    try {
+      const py::gil_scoped_release release;
+      for (int index = 0; index < runtime->device_count(); ++index) infos.push_back(runtime->device(index));
+    } catch (const std::runtime_error& error) {
+      unavailable = error.what();
+    }
+    py::list devices;
+    for (const DeviceInfo& info : infos) {
+      py::dict device;
+      device["index"] = devices.size();
+      device["name"] = info.name;
+      device["arch"] = info.arch;
+      device["warp_size"] = info.warp_size;
+      device["max_threads_per_block"] = info.max_threads_per_block;
+      device["multiprocessors"] = info.multiprocessors;
+      device["shared_memory_bytes"] = info.shared_memory_bytes;
+      devices.append(device);
+    }
+    py::dict target;
+    target["target"] = runtime->target();
+    target["devices"] = devices;
+    target["unavailable"] = unavailable;
+    all.append(target);
+  }
+  return all;
+}
+
+py::tuple get_cpu_options() {
+  const CpuOptions options = cpu_options();
+  return py::make_tuple(options.warp_size, options.seed, options.strict, options.item_copy,
+                        options.shared_memory_bytes);
+}
+
+void change_cpu_options(py::handle warp_size, py::handle seed, py::handle strict, py::handle item_copy,
+                        py::handle shared_memory_bytes) {
+  CpuOptions options;
+  options.warp_size = static_cast<int>(read_integer("warp_size", warp_size, 1, 1024));
+  if (!seed.is_none()) options.seed = static_cast<uint64_t>(read_integer("seed", seed, 0, INT64_MAX));
+  options.strict = read_flag("strict", strict);
+  if (!py::isinstance<py::str>(item_copy)) type_error("item_copy", "a str", type_name(item_copy));
+  options.item_copy = item_copy.cast<std::string>();
+  options.shared_memory_bytes =
+      static_cast<size_t>(read_integer("shared_memory_bytes", shared_memory_bytes, 0, INT64_MAX));
+  set_cpu_options(options);
+}
+
+}  // namespace
+}  // namespace hisparse::host
+
+PYBIND11_MODULE(_C, module) {
+  using namespace hisparse::host;
+  add_op<check_swap_in>(module, "load_cache_to_device_buffer_mla",
+                        std::make_index_sequence<kSwapInArguments>());
+  add_op<check_copy_items>(module, "copy_items", std::make_index_sequence<kCopyItemsArguments>());
+  module.def("build_info", &build_info,
+             "What this build of hisparse contains: its version, targets, archs per GPU target, and the host "
+             "compiler.");
+  module.def("targets", &targets,
+             "Each target with the devices that this machine has for it, or why there are none.");
+  module.def("cpu_options", &get_cpu_options);
+  module.def("set_cpu_options", &change_cpu_options);
+}

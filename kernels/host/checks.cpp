@@ -1,0 +1,275 @@
+#include "checks.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "arguments.h"
+#include "launch_policy.h"
+#include "tensor.h"
+
+namespace hisparse::host {
+namespace {
+
+constexpr int64_t kMaxItemBytes = INT32_MAX;  // the kernels count the words of an item in 32 bits
+
+enum class Access { kRead, kWrite };
+
+// Checks tensors against the device that one of them, the anchor, is on.
+class Checker {
+ public:
+  explicit Checker(const TensorView& anchor) : anchor_(anchor) {}
+
+  // [rows, at least `columns`], row stride free. `rows` -1: any number.
+  void table(const TensorView& tensor, int bits, Access access, int64_t rows, const char* columns_name,
+             int64_t columns) const {
+    integers(tensor, bits, bits);
+    on_device(tensor);
+    if (tensor.ndim() != 2 || (rows >= 0 && tensor.size(0) != rows) || tensor.size(1) < columns) {
+      value_error(tensor.argument(),
+                  text("shape [", rows < 0 ? "rows" : std::to_string(rows), ", at least ", columns_name,
+                       " = ", columns, "]"),
+                  tensor.shape_text());
+    }
+    if (tensor.size(0) > 0 && tensor.size(1) > 1 && tensor.stride(1) != 1) {
+      value_error(tensor.argument(), "a contiguous last dimension (stride 1)",
+                  "strides " + tensor.strides_text());
+    }
+    addressable(tensor, access, bits);
+    const int64_t row_stride = tensor.stride(0);
+    if (access == Access::kWrite && tensor.size(0) > 1 && row_stride < columns && row_stride > -columns) {
+      value_error(tensor.argument(), "rows that do not overlap", "strides " + tensor.strides_text());
+    }
+  }
+
+  // [length], contiguous. `length` -1: at least one entry.
+  void vector(const TensorView& tensor, int least_bits, int most_bits, Access access, int64_t length) const {
+    integers(tensor, least_bits, most_bits);
+    on_device(tensor);
+    if (tensor.ndim() != 1 || (length < 0 ? tensor.size(0) < 1 : tensor.size(0) != length)) {
+      value_error(tensor.argument(), text("shape [", length < 0 ? "at least 1" : std::to_string(length), "]"),
+                  tensor.shape_text());
+    }
+    if (tensor.size(0) > 1 && tensor.stride(0) != 1) {
+      value_error(tensor.argument(), "a contiguous tensor (stride 1)", "strides " + tensor.strides_text());
+    }
+    addressable(tensor, access, tensor.is_integer(32) ? 32 : 64);
+  }
+
+  // Contiguous items. A pool that is read or written over the link may be on the host.
+  PoolMemory pool(const TensorView& tensor, Access access, int64_t item_size_bytes,
+                  bool may_be_on_host) const {
+    const bool on_host = tensor.device().kind == DeviceKind::kCpu;
+    if (!on_host || !may_be_on_host) on_device(tensor);
+    if (!tensor.is_row_major()) {
+      throw std::invalid_argument(text(tensor.argument(),
+                                       ": needs contiguous rows: expected row-major storage, got shape ",
+                                       tensor.shape_text(), " with strides ", tensor.strides_text()));
+    }
+    addressable(tensor, access, 8);
+    const int64_t bytes = tensor.bytes();
+    if (bytes > 0 && bytes < item_size_bytes) {
+      value_error(tensor.argument(),
+                  text("room for at least one item of item_size_bytes = ", item_size_bytes),
+                  text(bytes, " bytes"));
+    }
+    return {tensor.argument(), bytes, on_host};
+  }
+
+ private:
+  void integers(const TensorView& tensor, int least_bits, int most_bits) const {
+    if (tensor.is_integer(least_bits) || tensor.is_integer(most_bits)) return;
+    type_error(tensor.argument(),
+               least_bits == most_bits ? text("dtype int", least_bits)
+                                       : text("dtype int", least_bits, " or int", most_bits),
+               tensor.dtype_text());
+  }
+
+  void on_device(const TensorView& tensor) const {
+    if (tensor.device() == anchor_.device()) return;
+    value_error(tensor.argument(),
+                text("a tensor on ", to_string(anchor_.device()), ", where ", anchor_.argument(), " is"),
+                text("one on ", to_string(tensor.device())));
+  }
+
+  void addressable(const TensorView& tensor, Access access, int bits) const {
+    if (access == Access::kWrite && tensor.read_only()) {
+      value_error(tensor.argument(), "a writable array", "a read-only one");
+    }
+    int64_t reach = 0;  // bytes from the first element to the farthest, roughly
+    bool overflow = false, empty = false;
+    for (int i = 0; i < tensor.ndim(); ++i) {
+      int64_t along = 0;
+      if (tensor.size(i) == 0) empty = true;
+      overflow |= __builtin_mul_overflow(tensor.size(i), tensor.stride(i), &along);
+      overflow |= __builtin_add_overflow(reach, along < 0 ? -(along + 1) : along, &reach);
+    }
+    if (empty) return;
+    overflow |= __builtin_mul_overflow(reach, int64_t{8}, &reach);
+    if (overflow) {
+      value_error(tensor.argument(), "a size that fits in memory",
+                  text("shape ", tensor.shape_text(), " with strides ", tensor.strides_text()));
+    }
+    const auto address = reinterpret_cast<uintptr_t>(tensor.data<void>());
+    if (address == 0) {
+      value_error(tensor.argument(), "a tensor with storage", "one whose storage is missing or freed");
+    }
+    if (address % (bits / 8) != 0) {
+      value_error(tensor.argument(), text("data aligned to ", bits / 8, " bytes"),
+                  text("address ", tensor.data<void>()));
+    }
+  }
+
+  const TensorView& anchor_;
+};
+
+void check_equal_row_strides(const TensorView& tensor, const TensorView& other) {
+  if (tensor.size(0) == 0 || other.size(0) == 0 || tensor.stride(0) == other.stride(0)) return;
+  value_error(tensor.argument(), text("the row stride of ", other.argument(), ", ", other.stride(0)),
+              std::to_string(tensor.stride(0)));
+}
+
+IndexVector index_vector(const TensorView& tensor) {
+  return {tensor.data<const void>(), tensor.is_integer(64)};
+}
+
+void check_plan(const Checker& check, const TensorView& miss_src, const TensorView& miss_dst,
+                const TensorView& miss_count, SwapInParams& params) {
+  if (!miss_src && !miss_dst && !miss_count) return;
+  for (const auto& [tensor, name] : {std::pair(&miss_src, "miss_src"), std::pair(&miss_dst, "miss_dst"),
+                                     std::pair(&miss_count, "miss_count")}) {
+    if (!*tensor) value_error(name, "miss_src, miss_dst and miss_count all given, or none of them", "None");
+  }
+  check.table(miss_src, 64, Access::kWrite, params.batch, "num_top_k", params.num_top_k);
+  check.table(miss_dst, 32, Access::kWrite, params.batch, "num_top_k", params.num_top_k);
+  check_equal_row_strides(miss_dst, miss_src);
+  check.vector(miss_count, 32, 32, Access::kWrite, params.batch);
+  params.miss_src = miss_src.data<int64_t>();
+  params.miss_dst = miss_dst.data<int32_t>();
+  params.miss_count = miss_count.data<int32_t>();
+  params.plan_stride = miss_src.stride(0);
+}
+
+}  // namespace
+
+SwapInCall check_swap_in(PyObject* const* arguments) {
+  const TensorView top_k_tokens("top_k_tokens", arguments[0]);
+  const TensorView device_buffer_tokens("device_buffer_tokens", arguments[1]);
+  const TensorView host_cache_locs("host_cache_locs", arguments[2]);
+  const TensorView device_buffer_locs("device_buffer_locs", arguments[3]);
+  const TensorView host_cache("host_cache", arguments[4]);
+  const TensorView device_buffer("device_buffer", arguments[5]);
+  const TensorView top_k_device_locs("top_k_device_locs", arguments[6]);
+  const TensorView req_pool_indices("req_pool_indices", arguments[7]);
+  const TensorView seq_lens("seq_lens", arguments[8]);
+  const TensorView lru_slots("lru_slots", arguments[9]);
+  const int64_t item_size_bytes = read_integer("item_size_bytes", arguments[10], 1, kMaxItemBytes);
+  const int64_t num_top_k = read_integer("num_top_k", arguments[11], 1, INT64_MAX);
+  const int64_t hot_buffer_size = read_integer("hot_buffer_size", arguments[12], 1, INT64_MAX);
+  const int64_t page_size = read_integer("page_size", arguments[13], 1, INT64_MAX);
+  const int64_t block_size = read_integer("block_size", arguments[14], 1, INT64_MAX);
+  const TensorView num_real_reqs = TensorView::optional("num_real_reqs", arguments[15]);
+  const TensorView miss_src = TensorView::optional("miss_src", arguments[16]);
+  const TensorView miss_dst = TensorView::optional("miss_dst", arguments[17]);
+  const TensorView miss_count = TensorView::optional("miss_count", arguments[18]);
+  const bool skip_io = read_flag("skip_io", arguments[19]);
+  const bool by_policy = arguments[20] == Py_None;
+
+  if (hot_buffer_size > kMaxHotBufferSize) {
+    value_error("hot_buffer_size", text("at most ", kMaxHotBufferSize, " (lru_slots is int16)"),
+                std::to_string(hot_buffer_size));
+  }
+  if (hot_buffer_size < num_top_k) {
+    value_error("hot_buffer_size", text("at least num_top_k = ", num_top_k), std::to_string(hot_buffer_size));
+  }
+
+  SwapInCall call;
+  SwapInParams& params = call.params;
+  call.block_size = block_size;
+  call.blocks_per_request =
+      by_policy
+          ? 0
+          : static_cast<int>(read_integer("blocks_per_request", arguments[20], 1, kMaxBlocksPerRequest));
+  call.device = device_buffer.device();
+  call.item_size_bytes = item_size_bytes;
+  params.num_top_k = static_cast<int32_t>(num_top_k);
+  params.hot_buffer_size = static_cast<int32_t>(hot_buffer_size);
+  params.skip_io = skip_io;
+
+  const Checker check(device_buffer);
+  int64_t slots = 0;
+  if (__builtin_add_overflow(hot_buffer_size, page_size, &slots)) slots = INT64_MAX;
+  check.table(top_k_tokens, 32, Access::kRead, -1, "num_top_k", num_top_k);
+  if (top_k_tokens.size(0) > INT32_MAX) {
+    value_error("top_k_tokens", text("at most ", INT32_MAX, " rows"), std::to_string(top_k_tokens.size(0)));
+  }
+  params.batch = static_cast<int32_t>(top_k_tokens.size(0));
+  check.table(device_buffer_tokens, 32, Access::kWrite, -1, "hot_buffer_size + page_size", slots);
+  check.table(host_cache_locs, 64, Access::kRead, -1, "max_tokens", 0);
+  check.table(device_buffer_locs, 32, Access::kRead, -1, "hot_buffer_size + page_size", slots);
+  check_equal_row_strides(device_buffer_locs, device_buffer_tokens);
+  call.host_cache = check.pool(host_cache, Access::kRead, item_size_bytes, true);
+  const PoolMemory buffer = check.pool(device_buffer, Access::kWrite, item_size_bytes, false);
+  check.table(top_k_device_locs, 32, Access::kWrite, params.batch, "num_top_k", num_top_k);
+  check.vector(req_pool_indices, 32, 64, Access::kRead, params.batch);
+  check.vector(seq_lens, 32, 64, Access::kRead, params.batch);
+  check.table(lru_slots, 16, Access::kWrite, -1, "hot_buffer_size", hot_buffer_size);
+  if (num_real_reqs) check.vector(num_real_reqs, 32, 32, Access::kRead, -1);
+  check_plan(check, miss_src, miss_dst, miss_count, params);
+
+  params.top_k_tokens = top_k_tokens.data<const int32_t>();
+  params.top_k_stride = top_k_tokens.stride(0);
+  params.top_k_device_locs = top_k_device_locs.data<int32_t>();
+  params.device_locs_stride = top_k_device_locs.stride(0);
+  params.device_buffer_tokens = device_buffer_tokens.data<int32_t>();
+  params.device_buffer_locs = device_buffer_locs.data<const int32_t>();
+  params.buffer_table_stride = device_buffer_tokens.stride(0);
+  params.host_cache_locs = host_cache_locs.data<const int64_t>();
+  params.host_locs_stride = host_cache_locs.stride(0);
+  params.max_tokens = host_cache_locs.size(1);
+  params.lru_slots = lru_slots.data<int16_t>();
+  params.lru_stride = lru_slots.stride(0);
+  params.table_rows = std::min(
+      {device_buffer_tokens.size(0), device_buffer_locs.size(0), host_cache_locs.size(0), lru_slots.size(0)});
+  params.req_pool_indices = index_vector(req_pool_indices);
+  params.seq_lens = index_vector(seq_lens);
+  params.num_real_reqs = num_real_reqs ? num_real_reqs.data<const int32_t>() : nullptr;
+  params.host_cache = {host_cache.data<const unsigned char>(), call.host_cache.bytes / item_size_bytes};
+  params.device_buffer = {device_buffer.data<unsigned char>(), buffer.bytes / item_size_bytes};
+  call.stream = device_buffer.current_stream();
+  return call;
+}
+
+CopyItemsCall check_copy_items(PyObject* const* arguments) {
+  const TensorView src("src", arguments[0]);
+  const TensorView dst("dst", arguments[1]);
+  const TensorView src_indices("src_indices", arguments[2]);
+  const TensorView dst_indices("dst_indices", arguments[3]);
+  const int64_t item_size_bytes = read_integer("item_size_bytes", arguments[4], 1, kMaxItemBytes);
+  const int64_t blocks =
+      arguments[5] == Py_None ? 0 : read_integer("blocks", arguments[5], 1, kMaxCopyBlocks);
+
+  // A pool on a GPU says where the op runs. Where both are on the host, the indices do.
+  const auto on_gpu = [](const TensorView& tensor) { return tensor.device().kind != DeviceKind::kCpu; };
+  const TensorView& anchor = on_gpu(dst) ? dst : on_gpu(src) ? src : src_indices;
+  const Checker check(anchor);
+  CopyItemsCall call;
+  CopyItemsParams& params = call.params;
+  call.src = check.pool(src, Access::kRead, item_size_bytes, true);
+  call.dst = check.pool(dst, Access::kWrite, item_size_bytes, true);
+  if (src_indices.ndim() != 1) value_error("src_indices", "shape [N]", src_indices.shape_text());
+  check.vector(src_indices, 64, 64, Access::kRead, src_indices.size(0));
+  check.vector(dst_indices, 64, 64, Access::kRead, src_indices.size(0));
+
+  params.src = {src.data<const unsigned char>(), call.src.bytes / item_size_bytes};
+  params.dst = {dst.data<unsigned char>(), call.dst.bytes / item_size_bytes};
+  params.src_indices = src_indices.data<const int64_t>();
+  params.dst_indices = dst_indices.data<const int64_t>();
+  params.count = src_indices.size(0);
+  call.item_size_bytes = item_size_bytes;
+  call.blocks = blocks;
+  call.device = anchor.device();
+  call.stream = anchor.current_stream();
+  return call;
+}
+
+}  // namespace hisparse::host

@@ -1,0 +1,137 @@
+#include "launcher.h"
+
+#include <algorithm>
+
+#include "cpu_runtime.h"
+#include "device_runtimes.h"
+#include "errors.h"
+#include "launch_policy.h"
+
+namespace hisparse::host {
+namespace {
+
+// CUDA takes more, but HIP counts the threads of a grid in 32 bits.
+constexpr int64_t kMaxBlocks = (int64_t{1} << 32) / 1024 - 1;
+
+template <typename Pool>
+void resolve(Pool& pool, const PoolMemory& memory, Runtime& runtime, Device device) {
+  if (!memory.on_host || device.kind == DeviceKind::kCpu || memory.bytes == 0) return;
+  const auto address = runtime.device_address(pool.base, static_cast<size_t>(memory.bytes), device.index);
+  if (!address) {
+    value_error(memory.argument,
+                text("host memory that ", to_string(device), " can reach (pinned or registered)"),
+                text("memory of which at least a part is not device accessible (", memory.bytes, " bytes at ",
+                     static_cast<const void*>(pool.base), ")"));
+  }
+  pool.base = reinterpret_cast<decltype(pool.base)>(*address);
+}
+
+CopyShape copy_shape(const void* source, const void* destination, int64_t item_size_bytes, int32_t workers) {
+  const uint64_t together = reinterpret_cast<uintptr_t>(source) | reinterpret_cast<uintptr_t>(destination) |
+                            static_cast<uint64_t>(item_size_bytes);
+  int32_t word_bytes = 1;
+  for (int32_t candidate : {4, 8, 16}) {
+    if (together % candidate == 0) word_bytes = candidate;
+  }
+  return CopyShape::make(static_cast<int32_t>(item_size_bytes), word_bytes, workers);
+}
+
+// Whether four neighbours, from a multiple of four on, are one aligned access in every row.
+template <typename T>
+bool are_rows_aligned(const T* base, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(base) % (4 * sizeof(T)) == 0 && stride % 4 == 0;
+}
+
+void check_block_size(int64_t block_size, const DeviceInfo& info, Device device) {
+  if (block_size % info.warp_size != 0) {
+    value_error("block_size",
+                text("a multiple of the warp size, ", info.warp_size, " on ", to_string(device)),
+                std::to_string(block_size));
+  }
+  if (block_size > info.max_threads_per_block) {
+    value_error("block_size",
+                text("at most ", info.max_threads_per_block, ", the limit of ", to_string(device)),
+                std::to_string(block_size));
+  }
+}
+
+}  // namespace
+
+Runtime& runtime_of(DeviceKind kind) {
+  switch (kind) {
+    case DeviceKind::kCuda:
+      return cuda_runtime();
+    case DeviceKind::kRocm:
+      return hip_runtime();
+    default:
+      return cpu_runtime();
+  }
+}
+
+void launch(SwapInCall& call) {
+  SwapInParams& params = call.params;
+  Runtime& runtime = runtime_of(call.device.kind);
+  const DeviceInfo& info = runtime.device(call.device.index);
+  const bool on_cpu = call.device.kind == DeviceKind::kCpu;
+
+  check_block_size(call.block_size, info, call.device);
+  params.table_bits = swap_in_table_bits(info, params.num_top_k, params.hot_buffer_size);
+  params.layout = SwapInLayout::make(params.num_top_k, params.hot_buffer_size, params.table_bits);
+  if (params.layout.bytes > info.shared_memory_bytes) {
+    value_error("num_top_k, hot_buffer_size",
+                text("a plan that fits in a block's ", info.shared_memory_bytes,
+                     " bytes of shared memory on ", to_string(call.device)),
+                text(params.num_top_k, " and ", params.hot_buffer_size, ", which need ", params.layout.bytes,
+                     " bytes"));
+  }
+  if (SwapInLayout::min_table_bits(params.num_top_k) > SwapInLayout::kMaxTableBits) {
+    value_error("num_top_k", text("at most ", (1 << SwapInLayout::kMaxTableBits) - 1),
+                std::to_string(params.num_top_k));
+  }
+  resolve(params.host_cache, call.host_cache, runtime, call.device);
+  if (params.batch > kMaxBlocks) {
+    value_error("top_k_tokens", text("at most ", kMaxBlocks, " rows"), std::to_string(params.batch));
+  }
+  if (params.batch == 0) return;
+
+  int blocks = call.blocks_per_request;
+  if (blocks == 0) blocks = on_cpu ? 1 : swap_in_blocks_per_request(info, params.batch);
+  blocks = static_cast<int>(std::min<int64_t>(blocks, kMaxBlocks / params.batch));
+  if (blocks > 1) {
+    params.arrivals = runtime.arrival_counters(params.batch, call.device.index, call.stream);
+    if (params.arrivals == nullptr) blocks = 1;
+  }
+  const int threads = on_cpu ? static_cast<int>(call.block_size)
+                             : swap_in_threads(info, static_cast<int>(call.block_size), params.hot_buffer_size);
+  const SwapInShape size = swap_in_shape(threads, params.num_top_k, params.hot_buffer_size);
+  params.blocks_per_request = blocks;
+  params.slots_per_thread = size.slots_per_thread;
+  params.entries_per_thread = size.entries_per_thread;
+  params.rows_are_aligned = are_rows_aligned(params.device_buffer_tokens, params.buffer_table_stride) &&
+                            are_rows_aligned(params.lru_slots, params.lru_stride);
+  params.copy = copy_shape(params.host_cache.base, params.device_buffer.base, call.item_size_bytes, blocks * threads);
+
+  LaunchShape shape;
+  shape.blocks = static_cast<uint32_t>(params.batch);
+  shape.parts = static_cast<uint32_t>(blocks);
+  shape.threads = static_cast<uint32_t>(threads);
+  shape.shared_bytes = params.layout.bytes;
+  runtime.launch(size.kernel, &params, sizeof(params), shape, call.device.index, call.stream);
+}
+
+void launch(CopyItemsCall& call) {
+  CopyItemsParams& params = call.params;
+  Runtime& runtime = runtime_of(call.device.kind);
+  const DeviceInfo& info = runtime.device(call.device.index);
+  resolve(params.src, call.src, runtime, call.device);
+  resolve(params.dst, call.dst, runtime, call.device);
+  if (params.count == 0) return;
+
+  LaunchShape shape;
+  shape.blocks = static_cast<uint32_t>(call.blocks > 0 ? call.blocks : copy_blocks(info, params.count));
+  shape.threads = kCopyThreads;
+  params.copy = copy_shape(params.src.base, params.dst.base, call.item_size_bytes, shape.blocks * kCopyThreads);
+  runtime.launch(KernelId::kCopyItems, &params, sizeof(params), shape, call.device.index, call.stream);
+}
+
+}  // namespace hisparse::host

@@ -1,0 +1,46 @@
+// Checked calls on their way to a kernel: the target is chosen, memory resolved, and the launch shaped.
+// Nothing here touches Python objects, so the callers release the GIL.
+#pragma once
+
+#include <cstdint>
+
+#include "../common/params.h"
+#include "device.h"
+#include "runtime.h"
+
+namespace hisparse::host {
+
+// What is left to resolve in the pools of a call: host memory may have another address on the device.
+struct PoolMemory {
+  const char* argument = nullptr;
+  int64_t bytes = 0;
+  bool on_host = false;
+};
+
+struct SwapInCall {
+  SwapInParams params{};
+  PoolMemory host_cache;
+  Device device;
+  void* stream = nullptr;
+  int64_t item_size_bytes = 0;
+  int64_t block_size = 0;
+  int blocks_per_request = 0;  // 0: by policy
+};
+
+struct CopyItemsCall {
+  CopyItemsParams params{};
+  PoolMemory src, dst;
+  Device device;
+  void* stream = nullptr;
+  int64_t item_size_bytes = 0;
+  int64_t blocks = 0;  // 0: by policy
+};
+
+// Raises std::invalid_argument where the device can't do what was asked, before anything is launched. An
+// empty batch or index list passes the same checks and launches nothing.
+void launch(SwapInCall& call);
+void launch(CopyItemsCall& call);
+
+Runtime& runtime_of(DeviceKind kind);
+
+}  // namespace hisparse::host
