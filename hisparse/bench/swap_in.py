@@ -20,6 +20,7 @@ BATCHES = (1, 4, 10, 24, 100)
 COPY_BLOCKS = (1, 2, 4, 8, 16, 32, 66, 132, 264, 528)
 SEQ_LEN = 32768
 HOST_ITEMS = 1 << 19
+PAGE_SIZE = 64
 VARIANTS = 8  # different top-k sets per row, so that no host line is read twice in a row
 
 
@@ -71,7 +72,7 @@ class State:
         self.case = case
         generator = torch.Generator().manual_seed(7)
         batch, hot, misses = case.batch, case.hot_buffer_size, case.misses
-        width = hot + 1
+        width = hot + PAGE_SIZE
 
         def shuffled(count: int) -> Any:
             return torch.arange(count) if case.ordered else torch.randperm(count, generator=generator)
@@ -80,7 +81,7 @@ class State:
         for _ in range(batch):
             order = shuffled(SEQ_LEN - 1)
             resident, away = order[:hot], order[hot:]
-            tokens.append(torch.cat([resident, torch.tensor([-1])]))
+            tokens.append(torch.cat([resident, torch.full((PAGE_SIZE,), -1)]))
             lru.append(shuffled(hot))
             row = []
             for variant in range(VARIANTS):
@@ -121,6 +122,7 @@ class State:
             "item_size_bytes": self.case.item_size_bytes,
             "num_top_k": TOP_K,
             "hot_buffer_size": self.case.hot_buffer_size,
+            "page_size": PAGE_SIZE,
         }
 
     def plans(self) -> list[tuple[Any, Any]]:
@@ -191,7 +193,7 @@ def measure(
     import torch
 
     largest = max(case.item_size_bytes for case in cases)
-    slots = max(case.batch * (case.hot_buffer_size + 1) for case in cases)
+    slots = max(case.batch * (case.hot_buffer_size + PAGE_SIZE) for case in cases)
     host_pool = torch.empty(HOST_ITEMS * largest, dtype=torch.uint8, pin_memory=True)
     host_pool.view(torch.int32).random_()
     device_pool = torch.zeros(max(slots, 1 << 16) * largest, dtype=torch.uint8, device="cuda")

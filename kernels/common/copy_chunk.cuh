@@ -10,14 +10,13 @@ class ChunkCopy {
  public:
   using Index = typename Items::Index;
 
-  __device__ __forceinline__ ChunkCopy(const Items& items, Index count, const CopyShape& shape, int32_t worker, int32_t)
-      : items_(items), count_(count), shape_(shape) {
-    item_ = static_cast<uint32_t>(worker) / static_cast<uint32_t>(shape.words_per_item);
-    word_ = static_cast<uint32_t>(worker) % static_cast<uint32_t>(shape.words_per_item);
-  }
+  __device__ __forceinline__ ChunkCopy(const Items& items, Index count, const CopyShape& shape)
+      : items_(items), count_(count), shape_(shape) {}
 
   // Issues the first loads. What the caller does between start and finish hides behind the first round trip.
-  __device__ __forceinline__ void start() {
+  __device__ __forceinline__ void start(int32_t worker, int32_t) {
+    item_ = static_cast<uint32_t>(worker) / static_cast<uint32_t>(shape_.words_per_item);
+    word_ = static_cast<uint32_t>(worker) % static_cast<uint32_t>(shape_.words_per_item);
     if (shape_.word_bytes == 16) load(first_);
   }
 
@@ -88,8 +87,8 @@ class ChunkCopy {
   const Items& items_;
   const Index count_;
   const CopyShape& shape_;
-  Index item_;
-  int32_t word_;
+  Index item_ = 0;
+  int32_t word_ = 0;
   Batch<16, kFirstInFlight> first_;
 };
 

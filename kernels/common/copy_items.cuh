@@ -19,9 +19,8 @@ struct IndexedItems {
 template <template <class> class Copy>
 __device__ __forceinline__ void copy_items(const CopyItemsParams& params) {
   const IndexedItems items{params};
-  Copy<IndexedItems> copy(items, params.count, params.copy,
-                          block_index() * block_size() + thread_index(), grid_size() * block_size());
-  copy.start();
+  Copy<IndexedItems> copy(items, params.count, params.copy);
+  copy.start(block_index() * block_size() + thread_index(), grid_size() * block_size());
   copy.finish();
 }
 

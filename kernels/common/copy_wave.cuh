@@ -14,18 +14,15 @@ class WaveCopy {
  public:
   using Index = typename Items::Index;
 
-  __device__ __forceinline__ WaveCopy(const Items& items, Index count, const CopyShape& shape, int32_t worker,
-                                      int32_t workers)
-      : items_(items),
-        count_(count),
-        item_bytes_(shape.item_bytes),
-        words_end_(shape.item_bytes & ~7),
-        lane_(worker % kWarpSize),
-        waves_(workers / kWarpSize),
-        first_(warp_uniform(worker / kWarpSize)) {}
+  __device__ __forceinline__ WaveCopy(const Items& items, Index count, const CopyShape& shape)
+      : items_(items), count_(count), item_bytes_(shape.item_bytes), words_end_(shape.item_bytes & ~7) {}
 
-  // For the caller to do other work between; the wave copy has nothing in flight there.
-  __device__ __forceinline__ void start() {}
+  // Has nothing in flight yet when it returns.
+  __device__ __forceinline__ void start(int32_t worker, int32_t workers) {
+    lane_ = worker % kWarpSize;
+    first_ = warp_uniform(worker / kWarpSize);
+    waves_ = workers / kWarpSize;
+  }
 
   __device__ __forceinline__ void finish() {
     for (Index item = first_; item < count_; item += kItems * static_cast<Index>(waves_)) {
@@ -109,9 +106,9 @@ class WaveCopy {
   const Index count_;
   const int32_t item_bytes_;
   const int32_t words_end_;
-  const int32_t lane_;
-  const int32_t waves_;
-  const int32_t first_;
+  int32_t lane_ = 0;
+  int32_t first_ = 0;
+  int32_t waves_ = 0;
 };
 
 }  // namespace hisparse::HISPARSE_TARGET

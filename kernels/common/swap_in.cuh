@@ -16,18 +16,40 @@ __device__ __forceinline__ int min_of(int a, int b) { return a < b ? a : b; }
 struct MissItems {
   using Index = int32_t;
 
-  const int64_t* host_locs;  // negative: not to be copied
+  const unsigned char* const* sources;  // null: not to be copied
   const int32_t* device_locs;
-  const unsigned char* src;
-  unsigned char* dst;
-  int64_t item_bytes;
+  unsigned char* device_buffer;
+  uint32_t item_bytes;
 
   __device__ __forceinline__ bool locate(Index item, const unsigned char*& from, unsigned char*& to) const {
-    const int64_t host_loc = host_locs[item];
-    from = src + host_loc * item_bytes;
-    to = dst + device_locs[item] * item_bytes;
-    return host_loc >= 0;
+    from = sources[item];
+    to = device_buffer + static_cast<uint64_t>(static_cast<uint32_t>(device_locs[item])) * item_bytes;
+    return from != nullptr;
   }
+};
+
+// Four slots that follow each other in LRU order, and which of them were hit. Places past the end count as hit.
+struct RecentSlots {
+  int32_t slot[4]{};
+  uint32_t hits = 0;  // a bit each
+
+  RecentSlots() = default;
+  __device__ __forceinline__ explicit RecentSlots(const Four<uint16_t>& stored) {
+    HISPARSE_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      slot[j] = stored.at[j] & kSlotBits;
+      hits |= static_cast<uint32_t>(stored.at[j] >> 15) << j;
+    }
+  }
+  __device__ __forceinline__ explicit operator Four<uint16_t>() const {
+    Four<uint16_t> stored;
+    HISPARSE_UNROLL
+    for (int j = 0; j < 4; ++j) stored.at[j] = static_cast<uint16_t>(slot[j] | (hits >> j & 1) << 15);
+    return stored;
+  }
+  __device__ __forceinline__ bool is_hit(int j) const { return hits >> j & 1; }
+
+  static constexpr int32_t kSlotBits = 0x7FFF;
 };
 
 // kSlotsPerThread is 4 or 8, with at most kEntriesInRegisters entries per thread, or 0 for any number of both.
@@ -39,7 +61,8 @@ class SwapIn {
         row_(block_index()),
         thread_(thread_index()),
         threads_(block_size()),
-        top_k_(params.top_k_tokens + row_ * params.top_k_stride) {}
+        top_k_(settled(params.top_k_tokens + row_ * params.top_k_stride)),
+        out_(settled(params.top_k_device_locs + row_ * params.device_locs_stride)) {}
 
   __device__ __forceinline__ void run() {
     const int real_rows = p_.num_real_reqs != nullptr ? *p_.num_real_reqs : p_.batch;
@@ -51,10 +74,10 @@ class SwapIn {
     }
     // Outside the tables no token is anywhere.
     if (request < 0 || request >= p_.table_rows || seq_len < 0) seq_len = 0;
-    tokens_ = p_.device_buffer_tokens + request * p_.buffer_table_stride;
-    locs_ = p_.device_buffer_locs + request * p_.buffer_table_stride;
-    host_locs_ = p_.host_cache_locs + request * p_.host_locs_stride;
-    lru_ = p_.lru_slots + request * p_.lru_stride;
+    tokens_ = settled(p_.device_buffer_tokens + request * p_.buffer_table_stride);
+    locs_ = settled(p_.device_buffer_locs + request * p_.buffer_table_stride);
+    host_locs_ = settled(p_.host_cache_locs + request * p_.host_locs_stride);
+    lru_ = settled(p_.lru_slots + request * p_.lru_stride);
     if (seq_len <= p_.hot_buffer_size) {
       if (block_part() == 0) write_short(static_cast<int32_t>(seq_len));
     } else {
@@ -71,24 +94,21 @@ class SwapIn {
   static constexpr int32_t kNowhere = INT32_MAX;
   static constexpr int32_t kFilled = 1 << 16;
   static constexpr int32_t kSlotMask = kFilled - 1;
-  // Marks a hit in the LRU row.
-  static constexpr uint16_t kHit = 1 << 15;
   // The word of scratch behind the warp totals.
   static constexpr int kArrived = 32;
 
-  using Entries = Kept<uint16_t, kEntryTurns>;
-  using Recent = Kept<Four<uint16_t>, kGroupTurns>;
+  using Recent = Kept<RecentSlots, Four<uint16_t>, kGroupTurns>;
 
   __device__ __forceinline__ void write_padding() const {
     HISPARSE_NO_UNROLL
-    for (int i = thread_; i < p_.num_top_k; i += threads_) out()[i] = -1;
+    for (int i = thread_; i < p_.num_top_k; i += threads_) out_[i] = -1;
   }
 
   __device__ __forceinline__ void write_short(int32_t seq_len) const {
     HISPARSE_NO_UNROLL
     for (int i = thread_; i < p_.num_top_k; i += threads_) {
       const int32_t token = top_k_[i];
-      out()[i] = token >= 0 && token < seq_len ? locs_[token] : -1;
+      out_[i] = token >= 0 && token < seq_len ? locs_[token] : -1;
     }
     if (p_.miss_count != nullptr && thread_ == 0) p_.miss_count[row_] = 0;
   }
@@ -101,7 +121,7 @@ class SwapIn {
     uint8_t* const hits = shared + at.hits;
     uint32_t* const scratch = reinterpret_cast<uint32_t*>(shared + at.scratch);
     // These two take over the room of the keys and of the hits, which nobody reads any more by then.
-    int64_t* const miss_host_locs = reinterpret_cast<int64_t*>(shared + at.keys);
+    const unsigned char** const miss_sources = reinterpret_cast<const unsigned char**>(shared + at.keys);
     int32_t* const miss_device_locs = reinterpret_cast<int32_t*>(shared + at.hits);
 
     const int slots = p_.hot_buffer_size;
@@ -138,7 +158,7 @@ class SwapIn {
     }
     block_barrier();
 
-    Entries entry_cells(reinterpret_cast<uint16_t*>(shared + at.entry_cells));
+    Kept<int32_t, uint16_t, kEntryTurns> entry_cells(shared + at.entry_cells);
     for_each<kEntryTurns>(entries, [&](int turn, int i) {
       const int32_t token = asked.get(turn, [&] { return top_k_[i]; });
       int32_t cell = nowhere_cell;
@@ -148,7 +168,7 @@ class SwapIn {
       } else if (static_cast<uint32_t>(token) == seq_len - 1) {
         cell = newest_cell;
       }
-      entry_cells.set(turn, i, static_cast<uint16_t>(cell));
+      entry_cells.set(turn, i, cell);
     });
     block_barrier();
 
@@ -162,12 +182,12 @@ class SwapIn {
       }
       put_four(hits + slot, hit);
     });
-    Recent lru(reinterpret_cast<Four<uint16_t>*>(shared + at.lru));
+    Recent lru(shared + at.lru);
     for_each<kGroupTurns>(recent, [&](int turn, int i) {
       const Four<int16_t> four = loaded_lru.get(turn, [&] { return load_recent(i); });
-      Four<uint16_t> checked;
+      RecentSlots checked;
       HISPARSE_UNROLL
-      for (int j = 0; j < 4; ++j) checked.at[j] = static_cast<uint16_t>(min_of(four.at[j] & (kHit - 1), slots - 1));
+      for (int j = 0; j < 4; ++j) checked.slot[j] = min_of(four.at[j] & RecentSlots::kSlotBits, slots - 1);
       lru.set(turn, i / 4, checked);
     });
     block_barrier();
@@ -186,7 +206,7 @@ class SwapIn {
     uint32_t misses = 0;
     Early<int32_t, kEntryTurns> hit_loc;
     Early<int64_t, kEntryTurns> host_loc;
-    Kept<bool, kEntryTurns> is_miss(reinterpret_cast<bool*>(shared + at.is_miss));
+    Kept<bool, bool, kEntryTurns> is_miss(shared + at.is_miss);
     for_each<kEntryTurns>(entries, [&](int turn, int i) {
       const int32_t place = places[entry_cells.get(turn, i)];
       if (place < 0) hit_loc.start(turn, [&] { return locs_[~place]; });
@@ -197,13 +217,11 @@ class SwapIn {
     });
     uint32_t free_slots = 0;
     for_each<kGroupTurns>(recent, [&](int turn, int i) {
-      Four<uint16_t> four = lru.get(turn, i / 4);
+      RecentSlots four = lru.get(turn, i / 4);
       HISPARSE_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const bool hit = hits[four.at[j]] != 0;
-        if (hit) four.at[j] |= kHit;
-        free_slots += !hit && i + j < recent.end;
-      }
+      for (int j = 0; j < 4; ++j) four.hits += static_cast<uint32_t>(hits[four.slot[j]]) << j;
+      if (i + 4 > recent.end) four.hits |= 0xFu << (recent.end - i) & 0xF;
+      free_slots += 4 - population_count(four.hits);
       lru.set(turn, i / 4, four);
     });
 
@@ -217,12 +235,11 @@ class SwapIn {
     if (free_before < all_misses) {
       int rank = free_before;
       for_each<kGroupTurns>(recent, [&](int turn, int i) {
-        const Four<uint16_t> four = lru.get(turn, i / 4);
+        const RecentSlots four = lru.get(turn, i / 4);
         HISPARSE_UNROLL
         for (int j = 0; j < 4; ++j) {
-          if (four.at[j] & kHit || i + j >= recent.end) continue;
-          if (rank < all_misses) miss_device_locs[rank] = four.at[j];
-          ++rank;
+          if (!four.is_hit(j) && rank < all_misses) miss_device_locs[rank] = four.slot[j];
+          rank += !four.is_hit(j);
         }
       });
     }
@@ -242,7 +259,11 @@ class SwapIn {
         const int64_t from = host_loc.get(turn, [&] { return load_host_loc(i); });
         const bool in_pools = from >= 0 && from < p_.host_cache.rows && device_loc >= 0 && device_loc < p_.device_buffer.rows;
         miss_device_locs[rank] = device_loc;
-        miss_host_locs[rank] = in_pools ? from : -1;
+        miss_sources[rank] = in_pools ? p_.host_cache.base + from * p_.copy.item_bytes : nullptr;
+        if (p_.miss_count != nullptr && block_part() == 0) {
+          p_.miss_src[row_ * p_.plan_stride + rank] = from;
+          p_.miss_dst[row_ * p_.plan_stride + rank] = device_loc;
+        }
         places[cell] = ~(slot | kFilled);
         ++rank;
       });
@@ -251,10 +272,10 @@ class SwapIn {
     block_barrier();
     const bool is_last = !shares_request || scratch[kArrived] == static_cast<uint32_t>(p_.blocks_per_request - 1);
 
-    const MissItems items{miss_host_locs, miss_device_locs, p_.host_cache.base, p_.device_buffer.base, p_.copy.item_bytes};
-    Copy<MissItems> copy(items, p_.skip_io ? 0 : all_misses, p_.copy, block_part() * threads_ + thread_,
-                         p_.blocks_per_request * threads_);
-    copy.start();
+    const MissItems items{miss_sources, miss_device_locs, p_.device_buffer.base, static_cast<uint32_t>(p_.copy.item_bytes)};
+    Copy<MissItems> copy(items, all_misses, p_.copy);
+    const bool copies = all_misses > 0 && !p_.skip_io;
+    if (copies) copy.start(block_part() * threads_ + thread_, p_.blocks_per_request * threads_);
     if (block_part() == 0) {
       for_each<kEntryTurns>(entries, [&](int turn, int i) {
         const int32_t place = places[entry_cells.get(turn, i)];
@@ -263,9 +284,9 @@ class SwapIn {
           const auto load_loc = [&] { return locs_[~place & kSlotMask]; };
           loc = ~place & kFilled ? load_loc() : hit_loc.get(turn, load_loc);
         }
-        out()[i] = loc;
+        out_[i] = loc;
       });
-      if (p_.miss_count != nullptr) record_plan(miss_host_locs, miss_device_locs, all_misses);
+      if (p_.miss_count != nullptr && thread_ == 0) p_.miss_count[row_] = all_misses;
     }
     if (is_last) {
       if (all_misses > 0) {
@@ -277,7 +298,7 @@ class SwapIn {
       rewrite_lru(lru, recent, free_before, all_free, all_misses);
       if (shares_request && thread_ == 0) p_.arrivals[row_] = 0;
     }
-    copy.finish();
+    if (copies) copy.finish();
   }
 
   // New order: free slots that stay free, filled slots, hit slots; each in its old order. So the free ones rotate.
@@ -286,30 +307,17 @@ class SwapIn {
     int rotated = free_before - all_misses;
     int hit_position = all_free + recent.first - free_before;
     for_each<kGroupTurns>(recent, [&](int turn, int i) {
-      const Four<uint16_t> four = lru.get(turn, i / 4);
+      const RecentSlots four = lru.get(turn, i / 4);
       HISPARSE_UNROLL
       for (int j = 0; j < 4; ++j) {
-        const bool hit = four.at[j] & kHit;
+        const bool hit = four.is_hit(j);
         const int position = hit ? hit_position : rotated < 0 ? rotated + all_free : rotated;
         hit_position += hit;
         rotated += !hit;
-        if (i + j < recent.end) lru_[position] = static_cast<int16_t>(four.at[j] & (kHit - 1));
+        if (i + j < recent.end) lru_[position] = static_cast<int16_t>(four.slot[j]);
       }
     });
   }
-
-  __device__ __forceinline__ void record_plan(const int64_t* host_locs, const int32_t* device_locs, int misses) const {
-    int64_t* const src = p_.miss_src + row_ * p_.plan_stride;
-    int32_t* const dst = p_.miss_dst + row_ * p_.plan_stride;
-    HISPARSE_NO_UNROLL
-    for (int i = thread_; i < misses; i += threads_) {
-      src[i] = host_locs[i];
-      dst[i] = device_locs[i];
-    }
-    if (thread_ == 0) p_.miss_count[row_] = misses;
-  }
-
-  __device__ __forceinline__ int32_t* out() const { return p_.top_k_device_locs + row_ * p_.device_locs_stride; }
 
   __device__ __forceinline__ Share run_of(int count, int per_thread, int stride) const {
     return {thread_ * per_thread, min_of(thread_ * per_thread + per_thread, count), stride};
@@ -320,6 +328,7 @@ class SwapIn {
   const int thread_;
   const int threads_;
   const int32_t* const top_k_;
+  int32_t* const out_;
   int32_t* tokens_ = nullptr;
   const int32_t* locs_ = nullptr;
   const int64_t* host_locs_ = nullptr;

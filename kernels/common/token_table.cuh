@@ -8,7 +8,8 @@ namespace hisparse::HISPARSE_TARGET {
 // load looks at. A cell number stands for a token from then on.
 class TokenTable {
  public:
-  static constexpr int32_t kEmpty = -1;
+  static constexpr int32_t kEmpty = INT32_MIN;
+  static constexpr int32_t kNone = -1;  // no cell
   static constexpr uint32_t kBucket = SwapInLayout::kBucket;
 
   __device__ __forceinline__ TokenTable(int32_t* keys, int bits)
@@ -27,42 +28,48 @@ class TokenTable {
     }
   }
 
-  // The cells of four tokens, kEmpty for those that are not in the table. Not to run beside insert.
-  __device__ __forceinline__ Four<int32_t> find(const Four<int32_t>& tokens) const {
+  // The cells of four tokens, kNone for those that are not in the table. Not to run beside insert.
+  __device__ __forceinline__ Four<int32_t> find(Four<int32_t> tokens) const {
     uint32_t buckets[4];
     Four<int32_t> keys[4];
     HISPARSE_UNROLL
     for (int j = 0; j < 4; ++j) {
+      if (tokens.at[j] < kNone) tokens.at[j] = kNone;  // what an empty slot holds is no key
       buckets[j] = hash(tokens.at[j]) & ~(kBucket - 1);
       keys[j] = get_four(keys_ + buckets[j]);
     }
     Four<int32_t> cells;
+    bool is_open = false;
     HISPARSE_UNROLL
     for (int j = 0; j < 4; ++j) {
-      uint32_t bucket = buckets[j];
-      cells.at[j] = match(keys[j], bucket, tokens.at[j]);
-      // A bucket without a free cell may have sent the token on to the next one.
-      while (cells.at[j] == kEmpty && !has_free_cell(keys[j])) {
-        bucket = (bucket + kBucket) & mask_;
-        keys[j] = get_four(keys_ + bucket);
-        cells.at[j] = match(keys[j], bucket, tokens.at[j]);
+      cells.at[j] = match(keys[j], buckets[j], tokens.at[j]);
+      is_open |= cells.at[j] < 0 && is_full(keys[j]);
+    }
+    if (is_open) {
+      HISPARSE_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        // A full bucket may have sent the token on to the next one.
+        while (cells.at[j] < 0 && is_full(keys[j])) {
+          buckets[j] = (buckets[j] + kBucket) & mask_;
+          keys[j] = get_four(keys_ + buckets[j]);
+          cells.at[j] = match(keys[j], buckets[j], tokens.at[j]);
+        }
       }
     }
     return cells;
   }
 
  private:
-  __device__ __forceinline__ static bool has_free_cell(const Four<int32_t>& keys) {
-    return (keys.at[0] | keys.at[1] | keys.at[2] | keys.at[3]) < 0;  // tokens are not negative
+  __device__ __forceinline__ static bool is_full(const Four<int32_t>& keys) {
+    return (keys.at[0] | keys.at[1] | keys.at[2] | keys.at[3]) >= 0;  // only a free cell is negative
   }
 
-  // A free cell is no match for a negative "token" of an empty slot.
   __device__ __forceinline__ static int32_t match(const Four<int32_t>& keys, uint32_t bucket, int32_t token) {
-    int32_t at = kEmpty;
+    int32_t cell = kNone;
     HISPARSE_UNROLL
     for (int i = 0; i < 4; ++i)
-      if (keys.at[i] == token) at = static_cast<int32_t>(bucket) + i;
-    return token >= 0 ? at : kEmpty;
+      if (keys.at[i] == token) cell = static_cast<int32_t>(bucket) + i;
+    return cell;
   }
 
   __device__ __forceinline__ uint32_t hash(int32_t token) const {

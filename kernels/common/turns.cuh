@@ -23,11 +23,11 @@ __device__ __forceinline__ void for_each(const Share& share, Step step) {
   }
 }
 
-// A value per turn that only this thread knows.
-template <class T, int kTurns>
+// A value per turn that only this thread knows, in shared memory as a narrower Stored.
+template <class T, class Stored, int kTurns>
 class Kept {
  public:
-  __device__ __forceinline__ explicit Kept(T*) {}
+  __device__ __forceinline__ explicit Kept(void*) {}
   __device__ __forceinline__ T get(int turn, int) const { return values_[turn]; }
   __device__ __forceinline__ void set(int turn, int, const T& value) { values_[turn] = value; }
 
@@ -35,15 +35,15 @@ class Kept {
   T values_[kTurns]{};
 };
 
-template <class T>
-class Kept<T, 0> {
+template <class T, class Stored>
+class Kept<T, Stored, 0> {
  public:
-  __device__ __forceinline__ explicit Kept(T* shared) : shared_(shared) {}
-  __device__ __forceinline__ T get(int, int place) const { return shared_[place]; }
-  __device__ __forceinline__ void set(int, int place, const T& value) { shared_[place] = value; }
+  __device__ __forceinline__ explicit Kept(void* shared) : shared_(static_cast<Stored*>(shared)) {}
+  __device__ __forceinline__ T get(int, int place) const { return static_cast<T>(shared_[place]); }
+  __device__ __forceinline__ void set(int, int place, const T& value) { shared_[place] = static_cast<Stored>(value); }
 
  private:
-  T* const shared_;
+  Stored* const shared_;
 };
 
 // A value per turn that can be loaded early, to arrive meanwhile, or else when it is wanted.

@@ -42,9 +42,16 @@ inline uint32_t warp_sum(uint32_t value, const char* file = __builtin_FILE(), in
   return sum;
 }
 
+inline int population_count(uint32_t bits) { return __builtin_popcount(bits); }
+
 template <class T>
 inline T warp_uniform(T value) {
   return value;
+}
+
+template <class T>
+inline T* settled(T* pointer) {
+  return pointer;
 }
 
 inline int32_t shared_compare_and_swap(int32_t* address, int32_t expected, int32_t desired) {

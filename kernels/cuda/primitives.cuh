@@ -38,10 +38,21 @@ __device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value) {
 }
 __device__ __forceinline__ uint32_t warp_sum(uint32_t value) { return __reduce_add_sync(kAllLanes, value); }
 
+__device__ __forceinline__ int population_count(uint32_t bits) { return __popc(bits); }
+
 // A value that is the same in all lanes; a hint to the compiler on other targets.
 template <class T>
 __device__ __forceinline__ T warp_uniform(T value) {
   return value;
+}
+
+// A pointer into global memory that is computed here, once: the compiler would rather repeat the 64-bit multiplication
+// at every use, seven instructions each.
+template <class T>
+__device__ __forceinline__ T* settled(T* pointer) {
+  asm("" : "+l"(pointer));
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
 }
 
 __device__ __forceinline__ int32_t shared_compare_and_swap(int32_t* address, int32_t expected, int32_t desired) {

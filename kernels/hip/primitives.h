@@ -46,6 +46,8 @@ __device__ __forceinline__ uint32_t warp_sum(uint32_t value) {
   return value;
 }
 
+__device__ __forceinline__ int population_count(uint32_t bits) { return __popc(bits); }
+
 // Moves a value that is the same in all lanes to scalar registers.
 __device__ __forceinline__ int32_t warp_uniform(int32_t value) { return __builtin_amdgcn_readfirstlane(value); }
 template <class T>
@@ -54,6 +56,12 @@ __device__ __forceinline__ T* warp_uniform(T* pointer) {
   const auto low = static_cast<uint32_t>(warp_uniform(static_cast<int32_t>(bits)));
   const auto high = static_cast<uint32_t>(warp_uniform(static_cast<int32_t>(bits >> 32)));
   return reinterpret_cast<T*>(static_cast<uintptr_t>(high) << 32 | low);
+}
+
+// A row pointer is uniform here, and the scalar unit computes it.
+template <class T>
+__device__ __forceinline__ T* settled(T* pointer) {
+  return pointer;
 }
 
 __device__ __forceinline__ int32_t shared_compare_and_swap(int32_t* address, int32_t expected, int32_t desired) {
