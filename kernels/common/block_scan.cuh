@@ -7,7 +7,8 @@ struct BlockScan {
   uint32_t total;
 };
 
-// Exclusive sum over the threads of the block, with one block barrier. `warp_totals` are 32 words of shared memory.
+// Exclusive sum over the threads of the block, with one block barrier. `warp_totals` are 32 words of shared
+// memory.
 __device__ __forceinline__ BlockScan block_exclusive_sum(uint32_t value, uint32_t* warp_totals) {
   const int lane = thread_index() % kWarpSize;
   const int warp = thread_index() / kWarpSize;

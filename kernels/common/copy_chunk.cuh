@@ -1,10 +1,13 @@
 // The item copy of the NVIDIA targets: all items are one run of equal words, dealt out to the threads.
 #pragma once
 
+#include "params.h"
+
 namespace hisparse::HISPARSE_TARGET {
 
-// No lane idles at the end of an item: 576 B are 36 words of 16 B, and lanes 4..31 of the second step go on with the
-// next item. The word size divides item size and pool addresses, so that no access is ever misaligned.
+// No lane idles at the end of an item: 576 B are 36 words of 16 B, and lanes 4..31 of the second step go on
+// with the next item. The word size divides item size and pool addresses, so that no access is ever
+// misaligned.
 template <class Items>
 class ChunkCopy {
  public:
@@ -45,7 +48,8 @@ class ChunkCopy {
     bool live[kCount];
   };
 
-  // The loads are predicated, not branched around: 14.4 against 22.2 us for 410 items of 512 B on H200 (design.md).
+  // The loads are predicated, not branched around: 14.4 against 22.2 us for 410 items of 512 B on H200
+  // (design.md).
   template <int kBytes, int kCount>
   __device__ __forceinline__ void load(Batch<kBytes, kCount>& batch) {
     HISPARSE_UNROLL

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "params.h"
+
 namespace hisparse::HISPARSE_TARGET {
 
 struct IndexedItems {

@@ -1,14 +1,18 @@
 // The item copy of the AMD targets: one wavefront moves one item.
 #pragma once
 
+#include "params.h"
+
 namespace hisparse::HISPARSE_TARGET {
 
-// Per lane and step: 16 bytes where source and destination are 16-byte aligned and the item fills a whole wavefront of
-// them, 8 bytes for the rest, single bytes for the last 7. Below the gate of kWarpSize * 16 bytes, 16 bytes per lane
-// would keep fewer lanes busy for the same number of steps: 14-22 % slower for 512 B at wave64 on MI355X.
+// Per lane and step: 16 bytes where source and destination are 16-byte aligned and the item fills a whole
+// wavefront of them, 8 bytes for the rest, single bytes for the last 7. Below the gate of kWarpSize * 16
+// bytes, 16 bytes per lane would keep fewer lanes busy for the same number of steps: 14-22 % slower for 512 B
+// at wave64 on MI355X.
 //
-// A wavefront loads one round of kItems items before it stores the first: one step of 16 bytes, two of 8, which cover
-// as much, and the bytes. So an item of up to a round, remainder included, exposes one host round trip.
+// A wavefront loads one round of kItems items before it stores the first: one step of 16 bytes, two of 8,
+// which cover as much, and the bytes. So an item of up to a round, remainder included, exposes one host round
+// trip.
 template <class Items>
 class WaveCopy {
  public:
@@ -82,7 +86,9 @@ class WaveCopy {
   __device__ __forceinline__ int32_t narrow_at(const Item& item, int32_t at, int step) const {
     return item.wide_end + at + step * kNarrowStep + lane_ * 8;
   }
-  __device__ __forceinline__ int32_t words_end(const Item& item) const { return item.bytes > 0 ? words_end_ : 0; }
+  __device__ __forceinline__ int32_t words_end(const Item& item) const {
+    return item.bytes > 0 ? words_end_ : 0;
+  }
 
   __device__ __forceinline__ void load(const Item& item, int32_t at, Round& round) const {
     if (at < item.wide_end) load_streaming(round.wide, item.src + wide_at(at), true);

@@ -7,16 +7,18 @@
 
 namespace hisparse {
 
-// The swap-in comes in three sizes: with 4 or 8 slots per thread, which stay in registers, and with any number.
+// The swap-in comes in three sizes: with 4 or 8 slots per thread, which stay in registers, and with any
+// number.
 enum class KernelId : int32_t { kSwapIn4, kSwapIn8, kSwapInAny, kCopyItems, kCount };
 
-inline constexpr const char* kKernelNames[] = {"hisparse_swap_in_4", "hisparse_swap_in_8", "hisparse_swap_in_any",
-                                               "hisparse_copy_items"};
+inline constexpr const char* kKernelNames[] = {"hisparse_swap_in_4", "hisparse_swap_in_8",
+                                               "hisparse_swap_in_any", "hisparse_copy_items"};
 static_assert(sizeof(kKernelNames) / sizeof(kKernelNames[0]) == static_cast<int>(KernelId::kCount));
 
 inline constexpr int32_t kMaxHotBufferSize = 32768;  // slots are int16
 
-// A pool of items: row `loc` starts at base + loc * item_size_bytes. Rows outside 0..rows-1 are never touched.
+// A pool of items: row `loc` starts at base + loc * item_size_bytes. Rows outside 0..rows-1 are never
+// touched.
 struct SourcePool {
   const unsigned char* base;
   int64_t rows;
@@ -53,7 +55,7 @@ struct SwapInParams {
   int64_t device_locs_stride;
   int32_t* device_buffer_tokens;  // [table_rows, >= hot_buffer_size + page_size]
   const int32_t* device_buffer_locs;
-  int64_t buffer_table_stride;    // of both tables above
+  int64_t buffer_table_stride;     // of both tables above
   const int64_t* host_cache_locs;  // [table_rows, max_tokens]
   int64_t host_locs_stride;
   int64_t max_tokens;

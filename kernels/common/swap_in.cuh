@@ -1,13 +1,17 @@
 // The swap-in of one request, by one block or by several that make the same plan and share the copying.
 #pragma once
 
+#include "block_scan.cuh"
 #include "four.cuh"
+#include "params.h"
+#include "token_table.cuh"
 #include "turns.cuh"
 
 namespace hisparse::HISPARSE_TARGET {
 
 __device__ __forceinline__ int64_t load_index(const IndexVector& vector, int row) {
-  return vector.is_int64 ? static_cast<const int64_t*>(vector.data)[row] : static_cast<const int32_t*>(vector.data)[row];
+  return vector.is_int64 ? static_cast<const int64_t*>(vector.data)[row]
+                         : static_cast<const int32_t*>(vector.data)[row];
 }
 
 __device__ __forceinline__ int min_of(int a, int b) { return a < b ? a : b; }
@@ -28,7 +32,8 @@ struct MissItems {
   }
 };
 
-// Four slots that follow each other in LRU order, and which of them were hit. Places past the end count as hit.
+// Four slots that follow each other in LRU order, and which of them were hit. Places past the end count as
+// hit.
 struct RecentSlots {
   int32_t slot[4]{};
   uint32_t hits = 0;  // a bit each
@@ -52,7 +57,40 @@ struct RecentSlots {
   static constexpr int32_t kSlotBits = 0x7FFF;
 };
 
-// kSlotsPerThread is 4 or 8, with at most kEntriesInRegisters entries per thread, or 0 for any number of both.
+// The same as they were loaded. To take them apart at once would wait for the load.
+struct RawSlots {
+  uint32_t words[4]{};
+
+  __device__ __forceinline__ static RawSlots load(const int16_t* row, int first, int end, bool aligned) {
+    RawSlots raw;
+    if (aligned && first + 4 <= end) {
+      const auto pair = *reinterpret_cast<const Pair*>(row + first);
+      raw.words[0] = pair.low;
+      raw.words[1] = pair.high;
+    } else {
+      HISPARSE_UNROLL
+      for (int j = 0; j < 4; ++j)
+        if (first + j < end) raw.words[j] = static_cast<uint16_t>(row[first + j]);
+    }
+    return raw;
+  }
+
+  __device__ __forceinline__ RecentSlots unpacked(bool as_pair) const {
+    RecentSlots four;
+    HISPARSE_UNROLL
+    for (int j = 0; j < 4; ++j)
+      four.slot[j] = (as_pair ? words[j / 2] >> j % 2 * 16 : words[j]) & RecentSlots::kSlotBits;
+    return four;
+  }
+
+ private:
+  struct alignas(8) Pair {
+    uint32_t low, high;
+  };
+};
+
+// kSlotsPerThread is 4 or 8, with at most kEntriesInRegisters entries per thread, or 0 for any number of
+// both.
 template <template <class> class Copy, int kSlotsPerThread>
 class SwapIn {
  public:
@@ -89,8 +127,8 @@ class SwapIn {
   static constexpr int kGroupTurns = kSlotsPerThread / 4;
   static constexpr int kEntryTurns = kSlotsPerThread > 0 ? kEntriesInRegisters : 0;
 
-  // What `places` holds per cell: kNowhere, the first place in the row of a token that is not resident, or the complement
-  // of a slot, marked where this call fills it.
+  // What `places` holds per cell: kNowhere, the first place in the row of a token that is not resident, or
+  // the complement of a slot, marked where this call fills it.
   static constexpr int32_t kNowhere = INT32_MAX;
   static constexpr int32_t kFilled = 1 << 16;
   static constexpr int32_t kSlotMask = kFilled - 1;
@@ -114,11 +152,11 @@ class SwapIn {
   }
 
   __device__ __forceinline__ void swap_in(uint32_t seq_len) {
-    unsigned char* const shared = shared_memory();
+    unsigned char* const shared = settled_shared(shared_memory());
     const SwapInLayout& at = p_.layout;
     int32_t* const keys = reinterpret_cast<int32_t*>(shared + at.keys);
-    int32_t* const places = reinterpret_cast<int32_t*>(shared + at.places);
-    uint8_t* const hits = shared + at.hits;
+    int32_t* const places = settled_shared(reinterpret_cast<int32_t*>(shared + at.places));
+    uint8_t* const hits = settled_shared(shared + at.hits);
     uint32_t* const scratch = reinterpret_cast<uint32_t*>(shared + at.scratch);
     // These two take over the room of the keys and of the hits, which nobody reads any more by then.
     const unsigned char** const miss_sources = reinterpret_cast<const unsigned char**>(shared + at.keys);
@@ -130,21 +168,26 @@ class SwapIn {
     const int nowhere_cell = cells + 1;
     const TokenTable table(keys, p_.table_bits);
 
-    // Slots are looked at by number, dealt out in groups of four, and in LRU order, a run of groups per thread.
+    // Slots are looked at by number, dealt out in groups of four, and in LRU order, a run of groups per
+    // thread.
     const Share groups{thread_ * 4, slots, threads_ * 4};
     const Share recent = run_of(slots, kSlotsPerThread > 0 ? kSlotsPerThread : p_.slots_per_thread, 4);
     const Share entries = run_of(p_.num_top_k, kEntryTurns > 0 ? kEntryTurns : p_.entries_per_thread, 1);
     const bool aligned = p_.rows_are_aligned;
-    const auto load_resident = [&](int slot) { return load_four(tokens_, slot, slots, aligned, int32_t{-1}); };
-    const auto load_recent = [&](int i) { return load_four(lru_, i, recent.end, aligned, int16_t{0}); };
+    const auto load_resident = [&](int slot) {
+      return load_four(tokens_, slot, slots, aligned, int32_t{-1});
+    };
+    const auto load_recent = [&](int i) { return RawSlots::load(lru_, i, recent.end, aligned); };
 
     // All loads that need nothing but the row are on their way before the first barrier.
     Early<int32_t, kEntryTurns> asked;
     Early<Four<int32_t>, kGroupTurns> resident;
-    Early<Four<int16_t>, kGroupTurns> loaded_lru;
+    Early<RawSlots, kGroupTurns> loaded_lru;
     for_each<kEntryTurns>(entries, [&](int turn, int i) { asked.start(turn, [&] { return top_k_[i]; }); });
-    for_each<kGroupTurns>(groups, [&](int turn, int slot) { resident.start(turn, [&] { return load_resident(slot); }); });
-    for_each<kGroupTurns>(recent, [&](int turn, int i) { loaded_lru.start(turn, [&] { return load_recent(i); }); });
+    for_each<kGroupTurns>(
+        groups, [&](int turn, int slot) { resident.start(turn, [&] { return load_resident(slot); }); });
+    for_each<kGroupTurns>(recent,
+                          [&](int turn, int i) { loaded_lru.start(turn, [&] { return load_recent(i); }); });
 
     HISPARSE_NO_UNROLL
     for (int i = thread_ * 4; i < cells; i += threads_ * 4) {
@@ -159,16 +202,23 @@ class SwapIn {
     block_barrier();
 
     Kept<int32_t, uint16_t, kEntryTurns> entry_cells(shared + at.entry_cells);
-    for_each<kEntryTurns>(entries, [&](int turn, int i) {
-      const int32_t token = asked.get(turn, [&] { return top_k_[i]; });
-      int32_t cell = nowhere_cell;
-      if (static_cast<uint32_t>(token) < seq_len - 1) {
-        cell = table.insert(token);
-        shared_min(places + cell, i);
-      } else if (static_cast<uint32_t>(token) == seq_len - 1) {
-        cell = newest_cell;
+    constexpr int kAtOnce = kEntryTurns > 0 ? kEntryTurns : 1;
+    for_each<kEntryTurns / kAtOnce>({entries.first, entries.end, kAtOnce}, [&](int, int first) {
+      int32_t tokens[kAtOnce], cell[kAtOnce];
+      bool waiting[kAtOnce], is_token[kAtOnce];
+      HISPARSE_UNROLL
+      for (int turn = 0; turn < kAtOnce; ++turn) {
+        tokens[turn] = -1;
+        if (first + turn < entries.end) tokens[turn] = asked.get(turn, [&] { return top_k_[first]; });
+        is_token[turn] = waiting[turn] = static_cast<uint32_t>(tokens[turn]) < seq_len - 1;
+        cell[turn] = static_cast<uint32_t>(tokens[turn]) == seq_len - 1 ? newest_cell : nowhere_cell;
       }
-      entry_cells.set(turn, i, cell);
+      table.insert(tokens, waiting, cell);
+      HISPARSE_UNROLL
+      for (int turn = 0; turn < kAtOnce; ++turn) {
+        if (is_token[turn]) shared_min(places + cell[turn], first + turn);
+        if (first + turn < entries.end) entry_cells.set(turn, first + turn, cell[turn]);
+      }
     });
     block_barrier();
 
@@ -184,16 +234,16 @@ class SwapIn {
     });
     Recent lru(shared + at.lru);
     for_each<kGroupTurns>(recent, [&](int turn, int i) {
-      const Four<int16_t> four = loaded_lru.get(turn, [&] { return load_recent(i); });
-      RecentSlots checked;
+      RecentSlots four =
+          loaded_lru.get(turn, [&] { return load_recent(i); }).unpacked(aligned && i + 4 <= recent.end);
       HISPARSE_UNROLL
-      for (int j = 0; j < 4; ++j) checked.slot[j] = min_of(four.at[j] & RecentSlots::kSlotBits, slots - 1);
-      lru.set(turn, i / 4, checked);
+      for (int j = 0; j < 4; ++j) four.slot[j] = min_of(four.slot[j], slots - 1);
+      lru.set(turn, i / 4, four);
     });
     block_barrier();
 
-    // This block has read the tables for the last time, so it may arrive. The values above have been used, hence
-    // loaded: a relaxed arrival is enough for the last block to overwrite them.
+    // This block has read the tables for the last time, so it may arrive. The values above have been used,
+    // hence loaded: a relaxed arrival is enough for the last block to overwrite them.
     const bool shares_request = p_.blocks_per_request > 1;
     uint32_t arrived = 0;
     if (shares_request && thread_ == 0) arrived = device_fetch_add(p_.arrivals + row_, 1);
@@ -257,7 +307,8 @@ class SwapIn {
         const int32_t slot = miss_device_locs[rank];
         const int32_t device_loc = locs_[slot];
         const int64_t from = host_loc.get(turn, [&] { return load_host_loc(i); });
-        const bool in_pools = from >= 0 && from < p_.host_cache.rows && device_loc >= 0 && device_loc < p_.device_buffer.rows;
+        const bool in_pools =
+            from >= 0 && from < p_.host_cache.rows && device_loc >= 0 && device_loc < p_.device_buffer.rows;
         miss_device_locs[rank] = device_loc;
         miss_sources[rank] = in_pools ? p_.host_cache.base + from * p_.copy.item_bytes : nullptr;
         if (p_.miss_count != nullptr && block_part() == 0) {
@@ -270,9 +321,11 @@ class SwapIn {
     }
     if (shares_request && thread_ == 0) scratch[kArrived] = arrived;
     block_barrier();
-    const bool is_last = !shares_request || scratch[kArrived] == static_cast<uint32_t>(p_.blocks_per_request - 1);
+    const bool is_last =
+        !shares_request || scratch[kArrived] == static_cast<uint32_t>(p_.blocks_per_request - 1);
 
-    const MissItems items{miss_sources, miss_device_locs, p_.device_buffer.base, static_cast<uint32_t>(p_.copy.item_bytes)};
+    const MissItems items{miss_sources, miss_device_locs, p_.device_buffer.base,
+                          static_cast<uint32_t>(p_.copy.item_bytes)};
     Copy<MissItems> copy(items, all_misses, p_.copy);
     const bool copies = all_misses > 0 && !p_.skip_io;
     if (copies) copy.start(block_part() * threads_ + thread_, p_.blocks_per_request * threads_);
@@ -301,9 +354,10 @@ class SwapIn {
     if (copies) copy.finish();
   }
 
-  // New order: free slots that stay free, filled slots, hit slots; each in its old order. So the free ones rotate.
-  __device__ __forceinline__ void rewrite_lru(const Recent& lru, const Share& recent, int free_before, int all_free,
-                                              int all_misses) const {
+  // New order: free slots that stay free, filled slots, hit slots; each in its old order. So the free ones
+  // rotate.
+  __device__ __forceinline__ void rewrite_lru(const Recent& lru, const Share& recent, int free_before,
+                                              int all_free, int all_misses) const {
     int rotated = free_before - all_misses;
     int hit_position = all_free + recent.first - free_before;
     for_each<kGroupTurns>(recent, [&](int turn, int i) {

@@ -8,18 +8,22 @@ namespace hisparse {
 
 struct SwapInLayout {
   // Byte offsets. (*) used where a thread's share does not stay in registers.
-  uint32_t keys;         // int32 [cells]: the token table. Once the slots are resolved: int64 [num_top_k], host locs of the misses
-  uint32_t places;       // int32 [cells + 2]: per cell the slot, or the first place in the row of a token that missed
-  uint32_t lru;          // uint16 [hot_buffer_size]: the LRU row, bit 15 set on slots that were hit (*)
-  uint32_t hits;         // uint8 [hot_buffer_size]: flags per slot. Once folded into lru: int32 [num_top_k], victim slots, then device locs of the misses
+  uint32_t keys;  // int32 [cells]: the token table. Once the slots are resolved: int64 [num_top_k], host locs
+                  // of the misses
+  uint32_t
+      places;    // int32 [cells + 2]: per cell the slot, or the first place in the row of a token that missed
+  uint32_t lru;  // uint16 [hot_buffer_size]: the LRU row, bit 15 set on slots that were hit (*)
+  uint32_t hits;  // uint8 [hot_buffer_size]: flags per slot. Once folded into lru: int32 [num_top_k], victim
+                  // slots, then device locs of the misses
   uint32_t entry_cells;  // uint16 [num_top_k]: the cell of each entry (*)
-  uint32_t is_miss;      // bool [num_top_k]: entries that are the first place of a token that is not resident (*)
-  uint32_t scratch;      // uint32 [kScratchWords]
+  uint32_t is_miss;  // bool [num_top_k]: entries that are the first place of a token that is not resident (*)
+  uint32_t scratch;  // uint32 [kScratchWords]
   uint32_t bytes;
 
-  static constexpr uint32_t kBucket = 4;          // cells that one 16-byte load looks at
-  static constexpr uint32_t kScratchWords = 40;   // 32 warp totals, then a few words that one thread tells the others
-  static constexpr int kMaxTableBits = 15;        // entry_cells holds cells + 2 values in 16 bits
+  static constexpr uint32_t kBucket = 4;  // cells that one 16-byte load looks at
+  static constexpr uint32_t kScratchWords =
+      40;  // 32 warp totals, then a few words that one thread tells the others
+  static constexpr int kMaxTableBits = 15;  // entry_cells holds cells + 2 values in 16 bits
 
   // The smallest table that leaves at least one cell free, so that every probe ends.
   static constexpr int min_table_bits(int32_t num_top_k) {

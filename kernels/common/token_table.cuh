@@ -1,11 +1,12 @@
 #pragma once
 
 #include "four.cuh"
+#include "swap_in_layout.h"
 
 namespace hisparse::HISPARSE_TARGET {
 
-// A hash table of the tokens of one row in shared memory: open addressing in buckets of four cells, which one 16-byte
-// load looks at. A cell number stands for a token from then on.
+// A hash table of the tokens of one row in shared memory: open addressing in buckets of four cells, which one
+// 16-byte load looks at. A cell number stands for a token from then on.
 class TokenTable {
  public:
   static constexpr int32_t kEmpty = INT32_MIN;
@@ -15,16 +16,26 @@ class TokenTable {
   __device__ __forceinline__ TokenTable(int32_t* keys, int bits)
       : keys_(keys), mask_((1u << bits) - 1), shift_(32 - bits) {}
 
-  // The cell of `token` >= 0, which takes a free one where it is new. The token says at which cell of its bucket to
-  // start, so that most find it free.
-  __device__ __forceinline__ int32_t insert(int32_t token) const {
-    const uint32_t start = hash(token);
-    uint32_t cell = start;
-    for (uint32_t step = 0;;) {
-      const int32_t seen = shared_compare_and_swap(keys_ + cell, kEmpty, token);
-      if (seen == kEmpty || seen == token) return static_cast<int32_t>(cell);
-      ++step;
-      cell = ((start + (step & ~(kBucket - 1))) & mask_) ^ (step & (kBucket - 1));
+  // The cells of some tokens >= 0, which take free ones where they are new; only for those `waiting`, which
+  // is used up. A token says at which cell of its bucket to start, so that most find it free. Several
+  // together take as many rounds as the longest, not as all of them.
+  template <int kCount>
+  __device__ __forceinline__ void insert(const int32_t (&tokens)[kCount], bool (&waiting)[kCount],
+                                         int32_t (&cells)[kCount]) const {
+    HISPARSE_UNROLL
+    for (int i = 0; i < kCount; ++i)
+      if (waiting[i]) cells[i] = static_cast<int32_t>(hash(tokens[i]));
+    bool any_waits = true;
+    for (uint32_t step = 1; any_waits; ++step) {
+      any_waits = false;
+      HISPARSE_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        if (!waiting[i]) continue;
+        const int32_t seen = shared_compare_and_swap(keys_ + cells[i], kEmpty, tokens[i]);
+        waiting[i] = seen != kEmpty && seen != tokens[i];
+        if (waiting[i]) cells[i] = static_cast<int32_t>(next_cell(hash(tokens[i]), step));
+        any_waits |= waiting[i];
+      }
     }
   }
 
@@ -70,6 +81,11 @@ class TokenTable {
     for (int i = 0; i < 4; ++i)
       if (keys.at[i] == token) cell = static_cast<int32_t>(bucket) + i;
     return cell;
+  }
+
+  // First the rest of the bucket, then the buckets that follow.
+  __device__ __forceinline__ uint32_t next_cell(uint32_t start, uint32_t step) const {
+    return ((start + (step & ~(kBucket - 1))) & mask_) ^ (step & (kBucket - 1));
   }
 
   __device__ __forceinline__ uint32_t hash(int32_t token) const {

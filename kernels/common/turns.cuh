@@ -1,5 +1,6 @@
-// A thread looks after several elements of a row, one per turn. Where the number of turns is known, what belongs to a
-// turn stays in registers; where it is not (kTurns = 0), it is kept in shared memory or loaded again.
+// A thread looks after several elements of a row, one per turn. Where the number of turns is known, what
+// belongs to a turn stays in registers; where it is not (kTurns = 0), it is kept in shared memory or loaded
+// again.
 #pragma once
 
 namespace hisparse::HISPARSE_TARGET {
@@ -40,7 +41,9 @@ class Kept<T, Stored, 0> {
  public:
   __device__ __forceinline__ explicit Kept(void* shared) : shared_(static_cast<Stored*>(shared)) {}
   __device__ __forceinline__ T get(int, int place) const { return static_cast<T>(shared_[place]); }
-  __device__ __forceinline__ void set(int, int place, const T& value) { shared_[place] = static_cast<Stored>(value); }
+  __device__ __forceinline__ void set(int, int place, const T& value) {
+    shared_[place] = static_cast<Stored>(value);
+  }
 
  private:
   Stored* const shared_;

@@ -134,7 +134,8 @@ void BlockRunner::run(Kernel kernel, const void* params, const Grid& grid, const
   if (schedule.seed) random_.seed(*schedule.seed);
   stacks_.reserve(grid.threads);
   fibers_.resize(grid.threads);
-  warps_.resize((grid.threads + static_cast<uint32_t>(grid.warp_size) - 1) / static_cast<uint32_t>(grid.warp_size));
+  warps_.resize((grid.threads + static_cast<uint32_t>(grid.warp_size) - 1) /
+                static_cast<uint32_t>(grid.warp_size));
   // Sized to the byte, at a fixed alignment, so that AddressSanitizer sees a write past the end.
   shared_storage_.assign(grid.shared_bytes + 64, 0);
   shared_storage_.shrink_to_fit();
@@ -164,7 +165,8 @@ void BlockRunner::run_block() {
   live_ = grid_.threads;
   at_barrier_ = 0;
   for (uint32_t t = 0; t < grid_.threads; ++t) {
-    fibers_[t].stack_pointer = prepare_stack(stacks_.stack(t), stacks_.stack_bytes(), &BlockRunner::fiber_entry);
+    fibers_[t].stack_pointer =
+        prepare_stack(stacks_.stack(t), stacks_.stack_bytes(), &BlockRunner::fiber_entry);
     fibers_[t].sanitizer.create(stacks_.stack(t), stacks_.stack_bytes());
     make_ready(t);
   }
@@ -189,15 +191,19 @@ void BlockRunner::leave() {
   --live_;
   --warps_[w].live;
   if (schedule_.strict && at_barrier_ > 0) {
-    const auto waiting = std::find_if(fibers_.begin(), fibers_.end(), [](const Fiber& f) { return f.wait == Wait::kBlock; });
-    fail("thread " + std::to_string(current_) + " left the kernel while others wait at the block barrier at " +
-         to_text(waiting->place));
+    const auto waiting =
+        std::find_if(fibers_.begin(), fibers_.end(), [](const Fiber& f) { return f.wait == Wait::kBlock; });
+    fail("thread " + std::to_string(current_) +
+         " left the kernel while others wait at the block barrier at " + to_text(waiting->place));
   }
   if (warps_[w].arrived > 0) {
     if (schedule_.strict) {
-      const auto first = fibers_.begin() + static_cast<std::ptrdiff_t>(w * static_cast<uint32_t>(grid_.warp_size));
-      const auto waiting = std::find_if(first, fibers_.end(), [](const Fiber& f) { return f.wait == Wait::kWarp; });
-      fail("thread " + std::to_string(current_) + " left the kernel while its warp waits at " + to_text(waiting->place));
+      const auto first =
+          fibers_.begin() + static_cast<std::ptrdiff_t>(w * static_cast<uint32_t>(grid_.warp_size));
+      const auto waiting =
+          std::find_if(first, fibers_.end(), [](const Fiber& f) { return f.wait == Wait::kWarp; });
+      fail("thread " + std::to_string(current_) + " left the kernel while its warp waits at " +
+           to_text(waiting->place));
     }
     if (warps_[w].arrived == warps_[w].live) release_warp(w);
   }
@@ -225,9 +231,11 @@ const uint64_t* BlockRunner::warp_exchange(uint64_t value, Place place) {
   for (uint32_t t = first; t < first + static_cast<uint32_t>(warp.size); ++t) {
     const Fiber& other = fibers_[t];
     if (other.wait == Wait::kNone) continue;
-    if (other.wait == Wait::kBlock || other.place.line != place.line || std::strcmp(other.place.file, place.file) != 0)
-      fail("warp operation in divergent code: thread " + std::to_string(current_) + " is at " + to_text(place) +
-           ", thread " + std::to_string(t) + " of the same warp waits at " + to_text(other.place));
+    if (other.wait == Wait::kBlock || other.place.line != place.line ||
+        std::strcmp(other.place.file, place.file) != 0)
+      fail("warp operation in divergent code: thread " + std::to_string(current_) + " is at " +
+           to_text(place) + ", thread " + std::to_string(t) + " of the same warp waits at " +
+           to_text(other.place));
   }
   const int parity = warp.parity;
   if (warp.arrived == 0) std::memset(warp.values[parity], 0, sizeof(warp.values[parity]));
@@ -290,7 +298,8 @@ void BlockRunner::resume_next() {
   from.sanitizer.after_switch();
 }
 
-// The other fibers of the block are abandoned where they stand: kernels own nothing that would need unwinding.
+// The other fibers of the block are abandoned where they stand: kernels own nothing that would need
+// unwinding.
 void BlockRunner::fail(const std::string& message) {
   error_ = "block " + std::to_string(block_) + ": " + message;
   return_to_scheduler();

@@ -18,12 +18,13 @@ struct Grid {
 };
 
 struct Schedule {
-  std::optional<uint64_t> seed;  // unset: blocks and threads run in order; set: in a random order that the seed repeats
-  bool strict;                   // threads that left before a barrier or warp operation are an error
+  std::optional<uint64_t>
+      seed;     // unset: blocks and threads run in order; set: in a random order that the seed repeats
+  bool strict;  // threads that left before a barrier or warp operation are an error
 };
 
-// Throws std::runtime_error with the source line where the kernel breaks the rules of its target: a warp operation in
-// divergent code, a deadlock, and, in strict mode, a barrier that some threads never reach.
+// Throws std::runtime_error with the source line where the kernel breaks the rules of its target: a warp
+// operation in divergent code, a deadlock, and, in strict mode, a barrier that some threads never reach.
 void run_grid(Kernel kernel, const void* params, const Grid& grid, const Schedule& schedule);
 
 // What the primitives are made of; valid inside a kernel only.
@@ -39,7 +40,8 @@ uint32_t grid_size();
 unsigned char* shared_memory();
 void block_barrier(Place place);
 
-// Rendezvous of the calling thread's warp: returns the values that all its lanes brought (0 for lanes that left).
+// Rendezvous of the calling thread's warp: returns the values that all its lanes brought (0 for lanes that
+// left).
 const uint64_t* warp_exchange(uint64_t value, Place place);
 
 }  // namespace hisparse::cpu

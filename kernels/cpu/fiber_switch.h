@@ -54,8 +54,8 @@ hisparse_fiber_start:
 void* hisparse::cpu::prepare_stack(unsigned char* stack, size_t bytes, void (*entry)()) {
   auto* top = reinterpret_cast<uintptr_t*>(stack + bytes) - 2;
   *--top = reinterpret_cast<uintptr_t>(&hisparse_fiber_start);
-  for (uintptr_t saved : {uintptr_t{0}, uintptr_t{0}, reinterpret_cast<uintptr_t>(entry), uintptr_t{0}, uintptr_t{0},
-                          uintptr_t{0}})  // rbp, rbx, r12 ... r15
+  for (uintptr_t saved : {uintptr_t{0}, uintptr_t{0}, reinterpret_cast<uintptr_t>(entry), uintptr_t{0},
+                          uintptr_t{0}, uintptr_t{0}})  // rbp, rbx, r12 ... r15
     *--top = saved;
   return top;
 }

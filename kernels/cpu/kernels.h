@@ -1,18 +1,17 @@
-// The shared kernels compiled for the CPU target at one warp width; included by kernels_wave32.cpp and kernels_wave64.cpp.
+// The shared kernels compiled for the CPU target at one warp width; included by kernels_wave32.cpp and
+// kernels_wave64.cpp.
 #pragma once
 
-// Predicated loads leave registers alone that the store with the same predicate then does not read; gcc does not see it.
+// Predicated loads leave registers alone that the store with the same predicate then does not read; gcc does
+// not see it.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
 #include "primitives.h"
 // Generic code follows the primitives.
-#include "../common/params.h"
-#include "../common/copy_wave.cuh"
 #include "../common/copy_chunk.cuh"
-#include "../common/block_scan.cuh"
-#include "../common/token_table.cuh"
-#include "../common/swap_in.cuh"
 #include "../common/copy_items.cuh"
+#include "../common/copy_wave.cuh"
+#include "../common/swap_in.cuh"
 
 namespace hisparse::HISPARSE_TARGET {
 

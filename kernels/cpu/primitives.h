@@ -1,5 +1,6 @@
 // Target primitives of the CPU target. The including file defines HISPARSE_TARGET (a namespace) and
-// HISPARSE_CPU_WARP_SIZE (32 or 64) first. Mirrors kernels/cuda/primitives.cuh and kernels/hip/primitives.h name for name.
+// HISPARSE_CPU_WARP_SIZE (32 or 64) first. Mirrors kernels/cuda/primitives.cuh and kernels/hip/primitives.h
+// name for name.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ inline void block_barrier(const char* file = __builtin_FILE(), int line = __buil
   cpu::block_barrier({file, line});
 }
 
-inline uint32_t warp_inclusive_sum(uint32_t value, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+inline uint32_t warp_inclusive_sum(uint32_t value, const char* file = __builtin_FILE(),
+                                   int line = __builtin_LINE()) {
   const uint64_t* values = cpu::warp_exchange(value, {file, line});
   uint32_t sum = 0;
   for (int lane = 0; lane <= thread_index() % kWarpSize; ++lane) sum += static_cast<uint32_t>(values[lane]);
@@ -54,13 +56,19 @@ inline T* settled(T* pointer) {
   return pointer;
 }
 
+template <class T>
+inline T* settled_shared(T* pointer) {
+  return pointer;
+}
+
 inline int32_t shared_compare_and_swap(int32_t* address, int32_t expected, int32_t desired) {
   __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
 }
 inline void shared_min(int32_t* address, int32_t value) {
   int32_t seen = __atomic_load_n(address, __ATOMIC_RELAXED);
-  while (value < seen && !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  while (value < seen &&
+         !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
 }
 inline uint32_t device_fetch_add(uint32_t* address, uint32_t value) {
@@ -88,7 +96,9 @@ inline uint64_t load_unaligned(const unsigned char* address) {
   std::memcpy(&word, address, sizeof(word));
   return word;
 }
-inline void store_unaligned(unsigned char* address, uint64_t word) { std::memcpy(address, &word, sizeof(word)); }
+inline void store_unaligned(unsigned char* address, uint64_t word) {
+  std::memcpy(address, &word, sizeof(word));
+}
 inline unsigned char load_byte(const unsigned char* address) { return *address; }
 inline void store_byte(unsigned char* address, unsigned char byte) { *address = byte; }
 

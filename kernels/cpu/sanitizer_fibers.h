@@ -35,7 +35,8 @@ class SanitizerFiber {
     size_t bytes;
     __sanitizer_finish_switch_fiber(fake_stack_, &stack, &bytes);
     // Nobody created the scheduler's own stack: the first switch away from it tells where it is.
-    if (left_ != nullptr && left_->stack_ == nullptr) left_->create(static_cast<const unsigned char*>(stack), bytes);
+    if (left_ != nullptr && left_->stack_ == nullptr)
+      left_->create(static_cast<const unsigned char*>(stack), bytes);
   }
 
  private:

@@ -1,4 +1,5 @@
-// Target primitives of CUDA: everything that the shared kernels do not say in plain C++. All inline PTX is here.
+// Target primitives of CUDA: everything that the shared kernels do not say in plain C++. All inline PTX is
+// here.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +47,8 @@ __device__ __forceinline__ T warp_uniform(T value) {
   return value;
 }
 
-// A pointer into global memory that is computed here, once: the compiler would rather repeat the 64-bit multiplication
-// at every use, seven instructions each.
+// A pointer into global memory that is computed here, once: the compiler would rather repeat the 64-bit
+// multiplication at every use, seven instructions each.
 template <class T>
 __device__ __forceinline__ T* settled(T* pointer) {
   asm("" : "+l"(pointer));
@@ -55,7 +56,16 @@ __device__ __forceinline__ T* settled(T* pointer) {
   return pointer;
 }
 
-__device__ __forceinline__ int32_t shared_compare_and_swap(int32_t* address, int32_t expected, int32_t desired) {
+// The same for shared memory, whose base would be put together from special registers at every use.
+template <class T>
+__device__ __forceinline__ T* settled_shared(T* pointer) {
+  asm("" : "+l"(pointer));
+  __builtin_assume(__isShared(pointer));
+  return pointer;
+}
+
+__device__ __forceinline__ int32_t shared_compare_and_swap(int32_t* address, int32_t expected,
+                                                           int32_t desired) {
   return atomicCAS(address, expected, desired);
 }
 __device__ __forceinline__ void shared_min(int32_t* address, int32_t value) { atomicMin(address, value); }
@@ -91,27 +101,26 @@ __device__ __forceinline__ void load_streaming(Word<16>& word, const unsigned ch
       : "l"(address), "r"(static_cast<int>(enabled)));
 }
 __device__ __forceinline__ void load_streaming(Word<8>& word, const unsigned char* address, bool enabled) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.b64 %0, [%1];\n}"
-      : "+l"(word.value)
-      : "l"(address), "r"(static_cast<int>(enabled)));
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.b64 %0, [%1];\n}"
+               : "+l"(word.value)
+               : "l"(address), "r"(static_cast<int>(enabled)));
 }
 __device__ __forceinline__ void load_streaming(Word<4>& word, const unsigned char* address, bool enabled) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.b32 %0, [%1];\n}"
-      : "+r"(word.value)
-      : "l"(address), "r"(static_cast<int>(enabled)));
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.b32 %0, [%1];\n}"
+               : "+r"(word.value)
+               : "l"(address), "r"(static_cast<int>(enabled)));
 }
 __device__ __forceinline__ void load_streaming(Word<1>& word, const unsigned char* address, bool enabled) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.u8 %0, [%1];\n}"
-      : "+r"(word.value)
-      : "l"(address), "r"(static_cast<int>(enabled)));
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.u8 %0, [%1];\n}"
+               : "+r"(word.value)
+               : "l"(address), "r"(static_cast<int>(enabled)));
 }
 
 // Stores through L2, where attention reads the item next.
 __device__ __forceinline__ void store_cached(unsigned char* address, const Word<16>& word, bool enabled) {
-  if (enabled) asm volatile("st.global.cg.v2.b64 [%0], {%1, %2};" ::"l"(address), "l"(word.low), "l"(word.high) : "memory");
+  if (enabled)
+    asm volatile("st.global.cg.v2.b64 [%0], {%1, %2};" ::"l"(address), "l"(word.low), "l"(word.high)
+                 : "memory");
 }
 __device__ __forceinline__ void store_cached(unsigned char* address, const Word<8>& word, bool enabled) {
   if (enabled) asm volatile("st.global.cg.b64 [%0], %1;" ::"l"(address), "l"(word.value) : "memory");

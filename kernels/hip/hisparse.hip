@@ -1,12 +1,9 @@
 // The ROCm translation unit: primitives, shared kernels, entry points (named in kernels/common/params.h).
 #include "primitives.h"
 // Generic code follows the primitives.
-#include "../common/params.h"
-#include "../common/copy_wave.cuh"
-#include "../common/block_scan.cuh"
-#include "../common/token_table.cuh"
-#include "../common/swap_in.cuh"
 #include "../common/copy_items.cuh"
+#include "../common/copy_wave.cuh"
+#include "../common/swap_in.cuh"
 
 namespace hisparse {
 

@@ -11,7 +11,8 @@
 
 namespace hisparse::HISPARSE_TARGET {
 
-// Decided in the device pass of each arch, so that one fat binary is right on all: 64 on gfx9, 32 on gfx10 and later.
+// Decided in the device pass of each arch, so that one fat binary is right on all: 64 on gfx9, 32 on gfx10
+// and later.
 #if defined(__GFX9__)
 constexpr int kWarpSize = 64;
 #else
@@ -42,14 +43,17 @@ __device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value) {
 }
 __device__ __forceinline__ uint32_t warp_sum(uint32_t value) {
   HISPARSE_UNROLL
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) value += __shfl_xor(value, distance, kWarpSize);
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2)
+    value += __shfl_xor(value, distance, kWarpSize);
   return value;
 }
 
 __device__ __forceinline__ int population_count(uint32_t bits) { return __popc(bits); }
 
 // Moves a value that is the same in all lanes to scalar registers.
-__device__ __forceinline__ int32_t warp_uniform(int32_t value) { return __builtin_amdgcn_readfirstlane(value); }
+__device__ __forceinline__ int32_t warp_uniform(int32_t value) {
+  return __builtin_amdgcn_readfirstlane(value);
+}
 template <class T>
 __device__ __forceinline__ T* warp_uniform(T* pointer) {
   const auto bits = reinterpret_cast<uintptr_t>(pointer);
@@ -64,7 +68,13 @@ __device__ __forceinline__ T* settled(T* pointer) {
   return pointer;
 }
 
-__device__ __forceinline__ int32_t shared_compare_and_swap(int32_t* address, int32_t expected, int32_t desired) {
+template <class T>
+__device__ __forceinline__ T* settled_shared(T* pointer) {
+  return pointer;
+}
+
+__device__ __forceinline__ int32_t shared_compare_and_swap(int32_t* address, int32_t expected,
+                                                           int32_t desired) {
   __hip_atomic_compare_exchange_strong(address, &expected, desired, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
                                        __HIP_MEMORY_SCOPE_WORKGROUP);
   return expected;

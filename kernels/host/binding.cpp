@@ -83,8 +83,11 @@ py::tuple get_cpu_options() {
                         options.shared_memory_bytes);
 }
 
-void change_cpu_options(py::handle warp_size, py::handle seed, py::handle strict, py::handle item_copy,
-                        py::handle shared_memory_bytes) {
+// The values of an Options tuple, or None for those of the environment.
+void change_cpu_options(py::object values) {
+  if (values.is_none()) return set_cpu_options(std::nullopt);
+  const auto [warp_size, seed, strict, item_copy, shared_memory_bytes] =
+      values.cast<std::tuple<py::object, py::object, py::object, py::object, py::object>>();
   CpuOptions options;
   options.warp_size = static_cast<int>(read_integer("warp_size", warp_size, 1, 1024));
   if (!seed.is_none()) options.seed = static_cast<uint64_t>(read_integer("seed", seed, 0, INT64_MAX));

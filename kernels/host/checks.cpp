@@ -10,7 +10,7 @@
 namespace hisparse::host {
 namespace {
 
-constexpr int64_t kMaxItemBytes = INT32_MAX;  // the kernels count the words of an item in 32 bits
+constexpr int64_t kMaxItemBytes = int64_t{1} << 30;  // the kernels count within an item in 32 bits
 
 enum class Access { kRead, kWrite };
 

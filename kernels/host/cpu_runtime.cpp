@@ -1,5 +1,6 @@
 #include "cpu_runtime.h"
 
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -19,14 +20,20 @@ cpu::Kernel kernel(KernelId id, bool chunk_copy);
 namespace hisparse::host {
 namespace {
 
-void check(const CpuOptions& options) {
+void check(const CpuOptions& options, bool in_environment = false) {
+  const auto refuse = [&](std::string option, const std::string& expected, const std::string& got) {
+    if (in_environment) {
+      for (char& letter : option) letter = static_cast<char>(std::toupper(letter));
+      option = "HISPARSE_CPU_" + option;
+    }
+    throw std::invalid_argument(option + ": expected " + expected + ", got " + got);
+  };
   if (options.warp_size != 32 && options.warp_size != 64)
-    throw std::invalid_argument("warp_size: expected 32 or 64, got " + std::to_string(options.warp_size));
+    refuse("warp_size", "32 or 64", std::to_string(options.warp_size));
   if (options.item_copy != "wave" && options.item_copy != "chunk")
-    throw std::invalid_argument("item_copy: expected 'wave' or 'chunk', got '" + options.item_copy + "'");
+    refuse("item_copy", "'wave' or 'chunk'", "'" + options.item_copy + "'");
   if (options.shared_memory_bytes > size_t{1} << 30)
-    throw std::invalid_argument("shared_memory_bytes: expected at most 1 GiB, got " +
-                                std::to_string(options.shared_memory_bytes));
+    refuse("shared_memory_bytes", "at most 1 GiB", std::to_string(options.shared_memory_bytes));
 }
 
 const char* from_environment(const char* name) {
@@ -53,7 +60,7 @@ CpuOptions options_from_environment() {
   if (const char* text = from_environment("HISPARSE_CPU_ITEM_COPY")) options.item_copy = text;
   if (const char* text = from_environment("HISPARSE_CPU_SHARED_MEMORY_BYTES"))
     options.shared_memory_bytes = number_from_environment("HISPARSE_CPU_SHARED_MEMORY_BYTES", text);
-  check(options);
+  check(options, true);
   return options;
 }
 
@@ -77,7 +84,8 @@ class CpuRuntime final : public Runtime {
     const bool chunk_copy = options.item_copy == "chunk";
     const cpu::Kernel kernel =
         options.warp_size == 32 ? cpu_wave32::kernel(id, chunk_copy) : cpu_wave64::kernel(id, chunk_copy);
-    cpu::run_grid(kernel, params, {shape.blocks, shape.parts, shape.threads, options.warp_size, shape.shared_bytes},
+    cpu::run_grid(kernel, params,
+                  {shape.blocks, shape.parts, shape.threads, options.warp_size, shape.shared_bytes},
                   {options.seed, options.strict});
   }
 
@@ -85,7 +93,8 @@ class CpuRuntime final : public Runtime {
     return reinterpret_cast<uintptr_t>(host);
   }
 
-  // A launch is over when it returns, so one set per thread is enough; an aborted launch may leave counts behind.
+  // A launch is over when it returns, so one set per thread is enough; an aborted launch may leave counts
+  // behind.
   uint32_t* arrival_counters(int batch, int, void*) override {
     thread_local std::vector<uint32_t> counters;
     counters.assign(static_cast<size_t>(batch), 0);
@@ -100,8 +109,8 @@ CpuOptions cpu_options() {
   return chosen_options ? *chosen_options : options_from_environment();
 }
 
-void set_cpu_options(const CpuOptions& options) {
-  check(options);
+void set_cpu_options(const std::optional<CpuOptions>& options) {
+  if (options) check(*options);
   const std::lock_guard<std::mutex> lock(options_mutex);
   chosen_options = options;
 }

@@ -1,6 +1,7 @@
 // The ROCm target, through the HIP runtime: https://rocm.docs.amd.com/projects/HIP
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 
 #include "device_images.h"
 #include "device_runtimes.h"
@@ -34,7 +35,9 @@ class HipRuntime final : public GpuRuntime {
     if (!mapped.empty()) candidates.push_back(mapped);
     // The libraries of the rocm_sdk package, where it is installed beside this one.
     const std::string sdk = package_folder() + "/_rocm_sdk_core/lib/";
-    for (const char* name : {"libamdhip64.so.7", "libamdhip64.so.6"}) candidates.push_back(sdk + name);
+    for (const char* name : {"libamdhip64.so.7", "libamdhip64.so.6"}) {
+      if (std::filesystem::exists(sdk + name)) candidates.push_back(sdk + name);
+    }
     for (const char* name : {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"})
       candidates.push_back(name);
     return candidates;

@@ -101,15 +101,17 @@ void launch(SwapInCall& call) {
     params.arrivals = runtime.arrival_counters(params.batch, call.device.index, call.stream);
     if (params.arrivals == nullptr) blocks = 1;
   }
-  const int threads = on_cpu ? static_cast<int>(call.block_size)
-                             : swap_in_threads(info, static_cast<int>(call.block_size), params.hot_buffer_size);
+  const int threads = on_cpu
+                          ? static_cast<int>(call.block_size)
+                          : swap_in_threads(info, static_cast<int>(call.block_size), params.hot_buffer_size);
   const SwapInShape size = swap_in_shape(threads, params.num_top_k, params.hot_buffer_size);
   params.blocks_per_request = blocks;
   params.slots_per_thread = size.slots_per_thread;
   params.entries_per_thread = size.entries_per_thread;
   params.rows_are_aligned = are_rows_aligned(params.device_buffer_tokens, params.buffer_table_stride) &&
                             are_rows_aligned(params.lru_slots, params.lru_stride);
-  params.copy = copy_shape(params.host_cache.base, params.device_buffer.base, call.item_size_bytes, blocks * threads);
+  params.copy =
+      copy_shape(params.host_cache.base, params.device_buffer.base, call.item_size_bytes, blocks * threads);
 
   LaunchShape shape;
   shape.blocks = static_cast<uint32_t>(params.batch);
@@ -130,7 +132,8 @@ void launch(CopyItemsCall& call) {
   LaunchShape shape;
   shape.blocks = static_cast<uint32_t>(call.blocks > 0 ? call.blocks : copy_blocks(info, params.count));
   shape.threads = kCopyThreads;
-  params.copy = copy_shape(params.src.base, params.dst.base, call.item_size_bytes, shape.blocks * kCopyThreads);
+  params.copy =
+      copy_shape(params.src.base, params.dst.base, call.item_size_bytes, shape.blocks * kCopyThreads);
   runtime.launch(KernelId::kCopyItems, &params, sizeof(params), shape, call.device.index, call.stream);
 }
 

@@ -1,4 +1,5 @@
-// What the launcher needs of a target. One implementation per target: cpu_runtime.cpp, cuda_runtime.cpp, hip_runtime.cpp.
+// What the launcher needs of a target. One implementation per target: cpu_runtime.cpp, cuda_runtime.cpp,
+// hip_runtime.cpp.
 #pragma once
 
 #include <cstddef>
@@ -33,15 +34,16 @@ class Runtime {
   virtual int device_count() = 0;
   virtual const DeviceInfo& device(int index) = 0;
 
-  // Enqueues one kernel; `params` is copied before the call returns. The caller's current device is as before afterwards.
-  virtual void launch(KernelId kernel, const void* params, size_t param_bytes, const LaunchShape& shape, int device,
-                      void* stream) = 0;
+  // Enqueues one kernel; `params` is copied before the call returns. The caller's current device is as before
+  // afterwards.
+  virtual void launch(KernelId kernel, const void* params, size_t param_bytes, const LaunchShape& shape,
+                      int device, void* stream) = 0;
 
   // The address at which kernels on `device` reach [host, host + bytes), or nothing where they cannot.
   virtual std::optional<uintptr_t> device_address(const void* host, size_t bytes, int device) = 0;
 
-  // `batch` zeroed counters that no launch running at the same time uses, or null where there are none to be had
-  // (then one block has to serve a request).
+  // `batch` zeroed counters that no launch running at the same time uses, or null where there are none to be
+  // had (then one block has to serve a request).
   virtual uint32_t* arrival_counters(int batch, int device, void* stream) = 0;
 };
 
