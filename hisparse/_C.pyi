@@ -1,0 +1,60 @@
+from typing import TypedDict
+
+from .swap_in import Tensor
+
+class BuildInfo(TypedDict):
+    version: str
+    targets: list[str]
+    cuda_archs: list[str]
+    rocm_archs: list[str]
+    compiler: str
+
+class Device(TypedDict):
+    index: int
+    name: str
+    arch: str
+    warp_size: int
+    max_threads_per_block: int
+    multiprocessors: int
+    shared_memory_bytes: int
+
+class Target(TypedDict):
+    target: str
+    devices: list[Device]
+    unavailable: str | None
+
+def load_cache_to_device_buffer_mla(
+    top_k_tokens: Tensor,
+    device_buffer_tokens: Tensor,
+    host_cache_locs: Tensor,
+    device_buffer_locs: Tensor,
+    host_cache: Tensor,
+    device_buffer: Tensor,
+    top_k_device_locs: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    lru_slots: Tensor,
+    item_size_bytes: int,
+    num_top_k: int,
+    hot_buffer_size: int,
+    page_size: int,
+    block_size: int,
+    num_real_reqs: Tensor | None,
+    miss_src: Tensor | None,
+    miss_dst: Tensor | None,
+    miss_count: Tensor | None,
+    skip_io: bool,
+    blocks_per_request: int | None,
+    /,
+) -> None: ...
+def copy_items(
+    src: Tensor, dst: Tensor, src_indices: Tensor, dst_indices: Tensor, item_size_bytes: int, blocks: int | None, /
+) -> None: ...
+def build_info() -> BuildInfo:
+    """What this build of hisparse contains: its version, targets, archs per GPU target, and the host compiler."""
+
+def targets() -> list[Target]:
+    """Each target with the devices that this machine has for it, or why there are none."""
+
+def cpu_options() -> tuple[int, int | None, bool, str, int]: ...
+def set_cpu_options(values: tuple[int, int | None, bool, str, int] | None, /) -> None: ...

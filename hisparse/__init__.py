@@ -1,0 +1,20 @@
+"""Hot-buffer swap-in for sparse attention: one kernel source on CUDA, ROCm and the CPU.
+
+Importing this package initialises no device, and needs neither a GPU nor torch. The first call on a GPU loads the
+driver: libcuda.so.1, or the libamdhip64 that the process has loaded already, then that of a rocm_sdk package beside
+this one, then libamdhip64.so.7, .so.6 and .so. HISPARSE_CUDA_LIBRARY and HISPARSE_HIP_LIBRARY name another file.
+A process that is forked from one in which a GPU was used cannot use it: fork before the first call, or spawn.
+"""
+
+from . import cpu
+from ._C import build_info
+from ._version import __version__
+from .swap_in import copy_items, load_cache_to_device_buffer_mla
+
+__all__ = [
+    "__version__",
+    "build_info",
+    "copy_items",
+    "cpu",
+    "load_cache_to_device_buffer_mla",
+]
