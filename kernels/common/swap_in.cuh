@@ -132,8 +132,10 @@ class SwapIn {
   static constexpr int32_t kNowhere = INT32_MAX;
   static constexpr int32_t kFilled = 1 << 16;
   static constexpr int32_t kSlotMask = kFilled - 1;
-  // The word of scratch behind the warp totals.
+  static constexpr int32_t kNewest = kNowhere - 1;
+  // Words of scratch behind the warp totals.
   static constexpr int kArrived = 32;
+  static constexpr int kSpare = 33;
 
   using Recent = Kept<RecentSlots, Four<uint16_t>, kGroupTurns>;
 
@@ -164,8 +166,6 @@ class SwapIn {
 
     const int slots = p_.hot_buffer_size;
     const int cells = 1 << p_.table_bits;
-    const int newest_cell = cells;
-    const int nowhere_cell = cells + 1;
     const TokenTable table(keys, p_.table_bits);
 
     // Slots are looked at by number, dealt out in groups of four, and in LRU order, a run of groups per
@@ -196,30 +196,41 @@ class SwapIn {
       put_four(places + i, {kNowhere, kNowhere, kNowhere, kNowhere});
     }
     if (thread_ == 0) {
-      places[newest_cell] = ~slots;
-      places[nowhere_cell] = kNowhere;
+      // Entries that are no token to look up share two cells of their own.
+      scratch[kSpare] = kNewest;
+      scratch[kSpare + 1] = kNowhere;
+      places[cells] = ~slots;
+      places[cells + 1] = kNowhere;
     }
     block_barrier();
 
     Kept<int32_t, uint16_t, kEntryTurns> entry_cells(shared + at.entry_cells);
+    // All threads take the same number of rounds, whether they have entries left or not.
     constexpr int kAtOnce = kEntryTurns > 0 ? kEntryTurns : 1;
-    for_each<kEntryTurns / kAtOnce>({entries.first, entries.end, kAtOnce}, [&](int, int first) {
+    const int rounds = kEntryTurns > 0 ? 1 : p_.entries_per_thread;
+    const int spare_cell = static_cast<int>(at.scratch - at.keys) / 4 + kSpare;
+    HISPARSE_NO_UNROLL
+    for (int round = 0; round < rounds; ++round) {
       int32_t tokens[kAtOnce], cell[kAtOnce];
-      bool waiting[kAtOnce], is_token[kAtOnce];
       HISPARSE_UNROLL
       for (int turn = 0; turn < kAtOnce; ++turn) {
+        const int i = entries.first + round + turn;
         tokens[turn] = -1;
-        if (first + turn < entries.end) tokens[turn] = asked.get(turn, [&] { return top_k_[first]; });
-        is_token[turn] = waiting[turn] = static_cast<uint32_t>(tokens[turn]) < seq_len - 1;
-        cell[turn] = static_cast<uint32_t>(tokens[turn]) == seq_len - 1 ? newest_cell : nowhere_cell;
+        if (i < entries.end) tokens[turn] = asked.get(turn, [&] { return top_k_[i]; });
+        const bool is_newest = static_cast<uint32_t>(tokens[turn]) == seq_len - 1;
+        const bool is_token = static_cast<uint32_t>(tokens[turn]) < seq_len - 1;
+        if (!is_token) tokens[turn] = is_newest ? kNewest : kNowhere;
+        cell[turn] = is_token ? table.first_cell(tokens[turn]) : spare_cell + !is_newest;
       }
-      table.insert(tokens, waiting, cell);
+      table.insert(tokens, cell);
       HISPARSE_UNROLL
       for (int turn = 0; turn < kAtOnce; ++turn) {
-        if (is_token[turn]) shared_min(places + cell[turn], first + turn);
-        if (first + turn < entries.end) entry_cells.set(turn, first + turn, cell[turn]);
+        const int i = entries.first + round + turn;
+        if (cell[turn] < cells) shared_min(places + cell[turn], i);
+        if (i < entries.end)
+          entry_cells.set(turn, i, cell[turn] < cells ? cell[turn] : cell[turn] - spare_cell + cells);
       }
-    });
+    }
     block_barrier();
 
     for_each<kGroupTurns>(groups, [&](int turn, int slot) {

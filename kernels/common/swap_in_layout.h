@@ -20,7 +20,7 @@ struct SwapInLayout {
   uint32_t scratch;  // uint32 [kScratchWords]
   uint32_t bytes;
 
-  static constexpr uint32_t kBucket = 4;  // cells that one 16-byte load looks at
+  static constexpr int kBucket = 4;  // cells that one 16-byte load looks at
   static constexpr uint32_t kScratchWords =
       40;  // 32 warp totals, then a few words that one thread tells the others
   static constexpr int kMaxTableBits = 15;  // entry_cells holds cells + 2 values in 16 bits

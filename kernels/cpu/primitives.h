@@ -44,6 +44,9 @@ inline uint32_t warp_sum(uint32_t value, const char* file = __builtin_FILE(), in
   return sum;
 }
 
+inline bool warp_any(bool value, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  return warp_sum(value, file, line) > 0;
+}
 inline int population_count(uint32_t bits) { return __builtin_popcount(bits); }
 
 template <class T>

@@ -39,6 +39,7 @@ __device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value) {
 }
 __device__ __forceinline__ uint32_t warp_sum(uint32_t value) { return __reduce_add_sync(kAllLanes, value); }
 
+__device__ __forceinline__ bool warp_any(bool value) { return __any_sync(kAllLanes, value); }
 __device__ __forceinline__ int population_count(uint32_t bits) { return __popc(bits); }
 
 // A value that is the same in all lanes; a hint to the compiler on other targets.

@@ -48,6 +48,7 @@ __device__ __forceinline__ uint32_t warp_sum(uint32_t value) {
   return value;
 }
 
+__device__ __forceinline__ bool warp_any(bool value) { return __any(value); }
 __device__ __forceinline__ int population_count(uint32_t bits) { return __popc(bits); }
 
 // Moves a value that is the same in all lanes to scalar registers.
