@@ -1,0 +1,90 @@
+"""The build_ext command of setup.py: chooses targets, builds the extension, and says what it has built."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from setuptools import Extension
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+from .graph import SANITIZERS, Build, DeviceTarget
+from .matrix import BuildError, MissingToolchain, cuda_archs, demanded_targets, rocm_archs
+from .toolchains import find_cxx, find_nvcc, find_rocm_compiler
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class BuildExtension(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            build, left_out = configure(ROOT, self.distribution.get_version())
+            if self.force:
+                shutil.rmtree(build.folder, ignore_errors=True)
+            build.run()
+        except BuildError as error:
+            raise CompileError(str(error)) from error
+        destination = Path(self.get_ext_fullpath(ext.name))
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        # A running process may have the old file mapped: replace it, never write into it.
+        fresh = destination.with_name(destination.name + ".new")
+        shutil.copy(build.extension, fresh)  # with a new time: setuptools copies it on only where it is newer
+        fresh.replace(destination)
+        print("\n".join(summary(build, left_out)), flush=True)
+
+
+def configure(root: Path, version: str) -> tuple[Build, dict[str, str]]:
+    """The build that the environment asks for, and why each target that is left out of it is."""
+    sanitizers = _sanitizers(os.environ.get("HISPARSE_SANITIZE"))
+    demanded = demanded_targets(os.environ.get("HISPARSE_TARGETS"))
+    left_out: dict[str, str] = {}
+
+    def device(target: str, find: Callable[[Path], DeviceTarget]) -> DeviceTarget | None:
+        if demanded is not None and target not in demanded:
+            left_out[target] = "HISPARSE_TARGETS does not name it"
+        elif demanded is None and sanitizers:
+            left_out[target] = "sanitizers look at the CPU target only"
+        else:
+            try:
+                return find(root)
+            except MissingToolchain as missing:
+                if demanded is not None:
+                    raise BuildError(f"HISPARSE_TARGETS demands {target}, but there is {missing}") from missing
+                left_out[target] = str(missing)
+        return None
+
+    build = Build(root, version, find_cxx(), device("cuda", _cuda), device("rocm", _rocm), sanitizers)
+    return build, left_out
+
+
+def _sanitizers(value: str | None) -> tuple[str, ...]:
+    names = tuple(sorted(name for name in (value or "").replace(",", " ").split()))
+    if unknown := set(names) - set(SANITIZERS):
+        raise BuildError(f"HISPARSE_SANITIZE: unknown sanitizer {min(unknown)!r}; known: {', '.join(SANITIZERS)}")
+    if {"address", "thread"} <= set(names):
+        raise BuildError("HISPARSE_SANITIZE: address and thread cannot be combined")
+    return names
+
+
+def _cuda(root: Path) -> DeviceTarget:
+    compiler = find_nvcc(root)
+    return DeviceTarget(compiler, cuda_archs(os.environ.get("TORCH_CUDA_ARCH_LIST"), compiler.archs))
+
+
+def _rocm(root: Path) -> DeviceTarget:
+    compiler = find_rocm_compiler(root)
+    return DeviceTarget(compiler, rocm_archs(os.environ.get("PYTORCH_ROCM_ARCH"), compiler.archs))
+
+
+def summary(build: Build, left_out: dict[str, str]) -> list[str]:
+    def kib(path: Path) -> str:
+        return f"{path.stat().st_size / 1024:.0f} KiB"
+
+    sanitized = f", sanitizers: {', '.join(build.sanitizers)}" if build.sanitizers else ""
+    lines = [f"hisparse {build.version}: built {build.extension.name} ({kib(build.extension)}{sanitized}) with"]
+    lines.append(f"  cpu   {build.cxx.version}")
+    for name, image in build.images.items():
+        target: DeviceTarget = getattr(build, name)
+        lines.append(f"  {name}  {' '.join(target.archs)} ({kib(image)}), {target.compiler.version}")
+    return lines + [f"  without {name}: {reason}" for name, reason in left_out.items()]
