@@ -10,9 +10,9 @@ struct BlockScan {
 // Exclusive sum over the threads of the block, with one block barrier. `warp_totals` are 32 words of shared
 // memory.
 __device__ __forceinline__ BlockScan block_exclusive_sum(uint32_t value, uint32_t* warp_totals) {
-  const int lane = thread_index() % kWarpSize;
-  const int warp = thread_index() / kWarpSize;
-  const int warps = block_size() / kWarpSize;
+  const uint32_t lane = static_cast<uint32_t>(thread_index()) % kWarpSize;
+  const uint32_t warp = static_cast<uint32_t>(thread_index()) / kWarpSize;
+  const uint32_t warps = static_cast<uint32_t>(block_size()) / kWarpSize;
   const uint32_t inclusive = warp_inclusive_sum(value);
   if (lane == kWarpSize - 1) warp_totals[warp] = inclusive;
   block_barrier();

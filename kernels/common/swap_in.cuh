@@ -9,9 +9,12 @@
 
 namespace hisparse::HISPARSE_TARGET {
 
+// Both widths take the same path: the low half is there in either, the high half is the sign or is loaded.
 __device__ __forceinline__ int64_t load_index(const IndexVector& vector, int row) {
-  return vector.is_int64 ? static_cast<const int64_t*>(vector.data)[row]
-                         : static_cast<const int32_t*>(vector.data)[row];
+  const int32_t* const at = static_cast<const int32_t*>(vector.data) + (row << vector.is_int64);
+  const int32_t low = at[0];
+  const int32_t high = vector.is_int64 ? at[1] : low >> 31;
+  return static_cast<int64_t>(high) << 32 | static_cast<uint32_t>(low);
 }
 
 __device__ __forceinline__ int min_of(int a, int b) { return a < b ? a : b; }
@@ -99,27 +102,30 @@ class SwapIn {
         row_(block_index()),
         thread_(thread_index()),
         threads_(block_size()),
-        top_k_(settled(params.top_k_tokens + row_ * params.top_k_stride)),
-        out_(settled(params.top_k_device_locs + row_ * params.device_locs_stride)) {}
+        top_k_(settled(params.top_k_tokens + row_ * params.top_k_stride)) {}
 
   __device__ __forceinline__ void run() {
     const int real_rows = p_.num_real_reqs != nullptr ? *p_.num_real_reqs : p_.batch;
     const int64_t request = load_index(p_.req_pool_indices, row_);
     int64_t seq_len = load_index(p_.seq_lens, row_);
+    // What needs nothing of these comes before the first look at them.
+    const Share entries = run_of(p_.num_top_k, kEntryTurns > 0 ? kEntryTurns : p_.entries_per_thread, 1);
+    Early<int32_t, kEntryTurns> asked;
+    for_each<kEntryTurns>(entries, [&](int turn, int i) { asked.start(turn, [&] { return top_k_[i]; }); });
+    clear_table();
+
     if (row_ >= real_rows) {
       if (block_part() == 0) write_padding();
       return;
     }
     // Outside the tables no token is anywhere.
     if (request < 0 || request >= p_.table_rows || seq_len < 0) seq_len = 0;
-    tokens_ = settled(p_.device_buffer_tokens + request * p_.buffer_table_stride);
-    locs_ = settled(p_.device_buffer_locs + request * p_.buffer_table_stride);
-    host_locs_ = settled(p_.host_cache_locs + request * p_.host_locs_stride);
-    lru_ = settled(p_.lru_slots + request * p_.lru_stride);
+    request_ = static_cast<uint32_t>(request);
+    locs_ = settled(p_.device_buffer_locs + request_ * p_.buffer_table_stride);
     if (seq_len <= p_.hot_buffer_size) {
       if (block_part() == 0) write_short(static_cast<int32_t>(seq_len));
     } else {
-      swap_in(static_cast<uint32_t>(seq_len < int64_t{1} << 31 ? seq_len : int64_t{1} << 31));
+      swap_in(static_cast<uint32_t>(seq_len < int64_t{1} << 31 ? seq_len : int64_t{1} << 31), entries, asked);
     }
   }
 
@@ -140,20 +146,46 @@ class SwapIn {
   using Recent = Kept<RecentSlots, Four<uint16_t>, kGroupTurns>;
 
   __device__ __forceinline__ void write_padding() const {
+    int32_t* const out = out_row();
     HISPARSE_NO_UNROLL
-    for (int i = thread_; i < p_.num_top_k; i += threads_) out_[i] = -1;
+    for (int i = thread_; i < p_.num_top_k; i += threads_) out[i] = -1;
   }
 
   __device__ __forceinline__ void write_short(int32_t seq_len) const {
+    int32_t* const out = out_row();
     HISPARSE_NO_UNROLL
     for (int i = thread_; i < p_.num_top_k; i += threads_) {
       const int32_t token = top_k_[i];
-      out_[i] = token >= 0 && token < seq_len ? locs_[token] : -1;
+      out[i] = token >= 0 && token < seq_len ? locs_[token] : -1;
     }
     if (p_.miss_count != nullptr && thread_ == 0) p_.miss_count[row_] = 0;
   }
 
-  __device__ __forceinline__ void swap_in(uint32_t seq_len) {
+  // Entries that are no token to look up share two cells of their own, behind the others.
+  __device__ __forceinline__ void clear_table() const {
+    unsigned char* const shared = shared_memory();
+    int32_t* const keys = reinterpret_cast<int32_t*>(shared + p_.layout.keys);
+    int32_t* const places = reinterpret_cast<int32_t*>(shared + p_.layout.places);
+    const int cells = 1 << p_.table_bits;
+    HISPARSE_NO_UNROLL
+    for (int i = thread_ * 4; i < cells; i += threads_ * 4) {
+      constexpr int32_t kEmpty = TokenTable::kEmpty;
+      put_four(keys + i, {kEmpty, kEmpty, kEmpty, kEmpty});
+      put_four(places + i, {kNowhere, kNowhere, kNowhere, kNowhere});
+    }
+    if (thread_ == 0) {
+      int32_t* const spare = reinterpret_cast<int32_t*>(shared + p_.layout.scratch) + kSpare;
+      spare[0] = kNewest;
+      spare[1] = kNowhere;
+      places[cells] = ~p_.hot_buffer_size;
+      places[cells + 1] = kNowhere;
+    }
+  }
+
+  __device__ __forceinline__ void swap_in(uint32_t seq_len, const Share& entries,
+                                          const Early<int32_t, kEntryTurns>& asked) {
+    int32_t* const tokens_row = settled(p_.device_buffer_tokens + request_ * p_.buffer_table_stride);
+    int16_t* const lru_row = settled(p_.lru_slots + request_ * p_.lru_stride);
     unsigned char* const shared = settled_shared(shared_memory());
     const SwapInLayout& at = p_.layout;
     int32_t* const keys = reinterpret_cast<int32_t*>(shared + at.keys);
@@ -172,36 +204,19 @@ class SwapIn {
     // thread.
     const Share groups{thread_ * 4, slots, threads_ * 4};
     const Share recent = run_of(slots, kSlotsPerThread > 0 ? kSlotsPerThread : p_.slots_per_thread, 4);
-    const Share entries = run_of(p_.num_top_k, kEntryTurns > 0 ? kEntryTurns : p_.entries_per_thread, 1);
     const bool aligned = p_.rows_are_aligned;
     const auto load_resident = [&](int slot) {
-      return load_four(tokens_, slot, slots, aligned, int32_t{-1});
+      return load_four(tokens_row, slot, slots, aligned, int32_t{-1});
     };
-    const auto load_recent = [&](int i) { return RawSlots::load(lru_, i, recent.end, aligned); };
+    const auto load_recent = [&](int i) { return RawSlots::load(lru_row, i, recent.end, aligned); };
 
     // All loads that need nothing but the row are on their way before the first barrier.
-    Early<int32_t, kEntryTurns> asked;
     Early<Four<int32_t>, kGroupTurns> resident;
     Early<RawSlots, kGroupTurns> loaded_lru;
-    for_each<kEntryTurns>(entries, [&](int turn, int i) { asked.start(turn, [&] { return top_k_[i]; }); });
     for_each<kGroupTurns>(
         groups, [&](int turn, int slot) { resident.start(turn, [&] { return load_resident(slot); }); });
     for_each<kGroupTurns>(recent,
                           [&](int turn, int i) { loaded_lru.start(turn, [&] { return load_recent(i); }); });
-
-    HISPARSE_NO_UNROLL
-    for (int i = thread_ * 4; i < cells; i += threads_ * 4) {
-      constexpr int32_t kEmpty = TokenTable::kEmpty;
-      put_four(keys + i, {kEmpty, kEmpty, kEmpty, kEmpty});
-      put_four(places + i, {kNowhere, kNowhere, kNowhere, kNowhere});
-    }
-    if (thread_ == 0) {
-      // Entries that are no token to look up share two cells of their own.
-      scratch[kSpare] = kNewest;
-      scratch[kSpare + 1] = kNowhere;
-      places[cells] = ~slots;
-      places[cells + 1] = kNowhere;
-    }
     block_barrier();
 
     Kept<int32_t, uint16_t, kEntryTurns> entry_cells(shared + at.entry_cells);
@@ -260,9 +275,10 @@ class SwapIn {
     if (shares_request && thread_ == 0) arrived = device_fetch_add(p_.arrivals + row_, 1);
 
     // The locs of the hits and the host locs of the misses arrive while the block counts.
+    const int64_t* const host_locs_row = p_.host_cache_locs + request_ * p_.host_locs_stride;
     const auto load_host_loc = [&](int i) {
       const int64_t token = top_k_[i];
-      return token < p_.max_tokens ? host_locs_[token] : -1;
+      return token < p_.max_tokens ? host_locs_row[token] : -1;
     };
     uint32_t misses = 0;
     Early<int32_t, kEntryTurns> hit_loc;
@@ -270,7 +286,7 @@ class SwapIn {
     Kept<bool, bool, kEntryTurns> is_miss(shared + at.is_miss);
     for_each<kEntryTurns>(entries, [&](int turn, int i) {
       const int32_t place = places[entry_cells.get(turn, i)];
-      if (place < 0) hit_loc.start(turn, [&] { return locs_[~place]; });
+      if (place < 0) hit_loc.start(turn, [&] { return locs_[static_cast<uint32_t>(~place)]; });
       is_miss.set(turn, i, place == i);
       if (place != i) return;
       ++misses;
@@ -341,14 +357,15 @@ class SwapIn {
     const bool copies = all_misses > 0 && !p_.skip_io;
     if (copies) copy.start(block_part() * threads_ + thread_, p_.blocks_per_request * threads_);
     if (block_part() == 0) {
+      int32_t* const out = out_row();
       for_each<kEntryTurns>(entries, [&](int turn, int i) {
         const int32_t place = places[entry_cells.get(turn, i)];
         int32_t loc = -1;
         if (place < 0) {
-          const auto load_loc = [&] { return locs_[~place & kSlotMask]; };
+          const auto load_loc = [&] { return locs_[static_cast<uint32_t>(~place & kSlotMask)]; };
           loc = ~place & kFilled ? load_loc() : hit_loc.get(turn, load_loc);
         }
-        out_[i] = loc;
+        out[i] = loc;
       });
       if (p_.miss_count != nullptr && thread_ == 0) p_.miss_count[row_] = all_misses;
     }
@@ -356,10 +373,10 @@ class SwapIn {
       if (all_misses > 0) {
         for_each<kEntryTurns>(entries, [&](int turn, int i) {
           const int32_t place = places[entry_cells.get(turn, i)];
-          if (place < 0 && (~place & kFilled)) tokens_[~place & kSlotMask] = top_k_[i];
+          if (place < 0 && (~place & kFilled)) tokens_row[~place & kSlotMask] = top_k_[i];
         });
       }
-      rewrite_lru(lru, recent, free_before, all_free, all_misses);
+      rewrite_lru(lru_row, lru, recent, free_before, all_free, all_misses);
       if (shares_request && thread_ == 0) p_.arrivals[row_] = 0;
     }
     if (copies) copy.finish();
@@ -367,8 +384,8 @@ class SwapIn {
 
   // New order: free slots that stay free, filled slots, hit slots; each in its old order. So the free ones
   // rotate.
-  __device__ __forceinline__ void rewrite_lru(const Recent& lru, const Share& recent, int free_before,
-                                              int all_free, int all_misses) const {
+  __device__ __forceinline__ void rewrite_lru(int16_t* lru_row, const Recent& lru, const Share& recent,
+                                              int free_before, int all_free, int all_misses) const {
     int rotated = free_before - all_misses;
     int hit_position = all_free + recent.first - free_before;
     for_each<kGroupTurns>(recent, [&](int turn, int i) {
@@ -379,9 +396,13 @@ class SwapIn {
         const int position = hit ? hit_position : rotated < 0 ? rotated + all_free : rotated;
         hit_position += hit;
         rotated += !hit;
-        if (i + j < recent.end) lru_[position] = static_cast<int16_t>(four.slot[j]);
+        if (i + j < recent.end) lru_row[position] = static_cast<int16_t>(four.slot[j]);
       }
     });
+  }
+
+  __device__ __forceinline__ int32_t* out_row() const {
+    return settled(p_.top_k_device_locs + row_ * p_.device_locs_stride);
   }
 
   __device__ __forceinline__ Share run_of(int count, int per_thread, int stride) const {
@@ -393,11 +414,8 @@ class SwapIn {
   const int thread_;
   const int threads_;
   const int32_t* const top_k_;
-  int32_t* const out_;
-  int32_t* tokens_ = nullptr;
+  uint32_t request_ = 0;
   const int32_t* locs_ = nullptr;
-  const int64_t* host_locs_ = nullptr;
-  int16_t* lru_ = nullptr;
 };
 
 template <template <class> class Copy, int kSlotsPerThread>
