@@ -23,15 +23,17 @@ __device__ __forceinline__ int min_of(int a, int b) { return a < b ? a : b; }
 struct MissItems {
   using Index = int32_t;
 
-  const unsigned char* const* sources;  // null: not to be copied
+  const unsigned char* const* sources;  // null: not in the pool, and not to be copied
   const int32_t* device_locs;
   unsigned char* device_buffer;
+  int64_t device_rows;
   uint32_t item_bytes;
 
   __device__ __forceinline__ bool locate(Index item, const unsigned char*& from, unsigned char*& to) const {
+    const auto device_loc = static_cast<uint32_t>(device_locs[item]);
     from = sources[item];
-    to = device_buffer + static_cast<uint64_t>(static_cast<uint32_t>(device_locs[item])) * item_bytes;
-    return from != nullptr;
+    to = device_buffer + static_cast<uint64_t>(device_loc) * item_bytes;
+    return from != nullptr && device_loc < device_rows;
   }
 };
 
@@ -137,7 +139,10 @@ class SwapIn {
   // the complement of a slot, marked where this call fills it.
   static constexpr int32_t kNowhere = INT32_MAX;
   static constexpr int32_t kFilled = 1 << 16;
-  static constexpr int32_t kSlotMask = kFilled - 1;
+  static constexpr int32_t kRankMask = kFilled - 1;
+  // Marks the cell of an entry that is the first of a token that is not resident.
+  static constexpr int32_t kMiss = 1 << 15;
+  static constexpr int32_t kCellMask = kMiss - 1;
   static constexpr int32_t kNewest = kNowhere - 1;
   // Words of scratch behind the warp totals.
   static constexpr int kArrived = 32;
@@ -195,6 +200,7 @@ class SwapIn {
     // These two take over the room of the keys and of the hits, which nobody reads any more by then.
     const unsigned char** const miss_sources = reinterpret_cast<const unsigned char**>(shared + at.keys);
     int32_t* const miss_device_locs = reinterpret_cast<int32_t*>(shared + at.hits);
+    uint16_t* const victims = reinterpret_cast<uint16_t*>(shared + at.victims);
 
     const int slots = p_.hot_buffer_size;
     const int cells = 1 << p_.table_bits;
@@ -283,13 +289,13 @@ class SwapIn {
     uint32_t misses = 0;
     Early<int32_t, kEntryTurns> hit_loc;
     Early<int64_t, kEntryTurns> host_loc;
-    Kept<bool, bool, kEntryTurns> is_miss(shared + at.is_miss);
     for_each<kEntryTurns>(entries, [&](int turn, int i) {
-      const int32_t place = places[entry_cells.get(turn, i)];
+      const int32_t cell = entry_cells.get(turn, i);
+      const int32_t place = places[cell];
       if (place < 0) hit_loc.start(turn, [&] { return locs_[static_cast<uint32_t>(~place)]; });
-      is_miss.set(turn, i, place == i);
       if (place != i) return;
       ++misses;
+      entry_cells.set(turn, i, cell | kMiss);
       host_loc.start(turn, [&] { return load_host_loc(i); });
     });
     uint32_t free_slots = 0;
@@ -309,40 +315,40 @@ class SwapIn {
     // A broken table, with one token in several slots, may leave too few: the misses beyond go nowhere.
     const int all_misses = min_of(static_cast<int>(scan.total >> 16), all_free);
 
+    // Each miss is put together from two sides: here the slot that it takes, below the item that it brings.
+    const bool records = p_.miss_count != nullptr && block_part() == 0;
     if (free_before < all_misses) {
-      int rank = free_before;
+      int first_rank = free_before;
       for_each<kGroupTurns>(recent, [&](int turn, int i) {
         const RecentSlots four = lru.get(turn, i / 4);
+        int rank[4], device_loc[4];
         HISPARSE_UNROLL
         for (int j = 0; j < 4; ++j) {
-          if (!four.is_hit(j) && rank < all_misses) miss_device_locs[rank] = four.slot[j];
-          rank += !four.is_hit(j);
+          rank[j] = four.is_hit(j) ? all_misses : first_rank;
+          first_rank += !four.is_hit(j);
+          if (rank[j] < all_misses) device_loc[j] = locs_[four.slot[j]];
+        }
+        HISPARSE_UNROLL
+        for (int j = 0; j < 4; ++j) {
+          if (rank[j] >= all_misses) continue;
+          victims[rank[j]] = static_cast<uint16_t>(four.slot[j]);
+          miss_device_locs[rank[j]] = device_loc[j];
+          if (records) p_.miss_dst[row_ * p_.plan_stride + rank[j]] = device_loc[j];
         }
       });
     }
-    block_barrier();
-
     if (misses > 0) {
       int rank = static_cast<int>(scan.before >> 16);
       for_each<kEntryTurns>(entries, [&](int turn, int i) {
-        if (!is_miss.get(turn, i)) return;
-        const int cell = entry_cells.get(turn, i);
-        if (rank >= all_misses) {
-          places[cell] = kNowhere;
-          return;
-        }
-        const int32_t slot = miss_device_locs[rank];
-        const int32_t device_loc = locs_[slot];
+        const int32_t cell = entry_cells.get(turn, i);
+        if (!(cell & kMiss)) return;
         const int64_t from = host_loc.get(turn, [&] { return load_host_loc(i); });
-        const bool in_pools =
-            from >= 0 && from < p_.host_cache.rows && device_loc >= 0 && device_loc < p_.device_buffer.rows;
-        miss_device_locs[rank] = device_loc;
-        miss_sources[rank] = in_pools ? p_.host_cache.base + from * p_.copy.item_bytes : nullptr;
-        if (p_.miss_count != nullptr && block_part() == 0) {
-          p_.miss_src[row_ * p_.plan_stride + rank] = from;
-          p_.miss_dst[row_ * p_.plan_stride + rank] = device_loc;
+        if (rank < all_misses) {
+          const bool in_pool = from >= 0 && from < p_.host_cache.rows;
+          miss_sources[rank] = in_pool ? p_.host_cache.base + from * p_.copy.item_bytes : nullptr;
+          if (records) p_.miss_src[row_ * p_.plan_stride + rank] = from;
         }
-        places[cell] = ~(slot | kFilled);
+        places[cell & kCellMask] = rank < all_misses ? ~(rank | kFilled) : kNowhere;
         ++rank;
       });
     }
@@ -351,7 +357,7 @@ class SwapIn {
     const bool is_last =
         !shares_request || scratch[kArrived] == static_cast<uint32_t>(p_.blocks_per_request - 1);
 
-    const MissItems items{miss_sources, miss_device_locs, p_.device_buffer.base,
+    const MissItems items{miss_sources, miss_device_locs, p_.device_buffer.base, p_.device_buffer.rows,
                           static_cast<uint32_t>(p_.copy.item_bytes)};
     Copy<MissItems> copy(items, all_misses, p_.copy);
     const bool copies = all_misses > 0 && !p_.skip_io;
@@ -359,11 +365,11 @@ class SwapIn {
     if (block_part() == 0) {
       int32_t* const out = out_row();
       for_each<kEntryTurns>(entries, [&](int turn, int i) {
-        const int32_t place = places[entry_cells.get(turn, i)];
+        const int32_t place = places[entry_cells.get(turn, i) & kCellMask];
         int32_t loc = -1;
         if (place < 0) {
-          const auto load_loc = [&] { return locs_[static_cast<uint32_t>(~place & kSlotMask)]; };
-          loc = ~place & kFilled ? load_loc() : hit_loc.get(turn, load_loc);
+          loc = ~place & kFilled ? miss_device_locs[~place & kRankMask]
+                                 : hit_loc.get(turn, [&] { return locs_[static_cast<uint32_t>(~place)]; });
         }
         out[i] = loc;
       });
@@ -372,8 +378,10 @@ class SwapIn {
     if (is_last) {
       if (all_misses > 0) {
         for_each<kEntryTurns>(entries, [&](int turn, int i) {
-          const int32_t place = places[entry_cells.get(turn, i)];
-          if (place < 0 && (~place & kFilled)) tokens_row[~place & kSlotMask] = top_k_[i];
+          const int32_t cell = entry_cells.get(turn, i);
+          if (!(cell & kMiss)) return;
+          const int32_t place = places[cell & kCellMask];
+          if (place < 0) tokens_row[victims[~place & kRankMask]] = top_k_[i];
         });
       }
       rewrite_lru(lru_row, lru, recent, free_before, all_free, all_misses);

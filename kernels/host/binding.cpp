@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "arguments.h"
+#include "build_config.h"
 #include "checks.h"
 #include "cpu_runtime.h"
 #include "device_runtimes.h"
@@ -49,9 +50,11 @@ py::list targets() {
   py::list all;
   for (Runtime* runtime : {&cpu_runtime(), &cuda_runtime(), &hip_runtime()}) {
     std::vector<DeviceInfo> infos;
+    std::optional<DriverInfo> driver;
     std::optional<std::string> unavailable;
     try {
       const py::gil_scoped_release release;
+      driver = runtime->driver();
       for (int index = 0; index < runtime->device_count(); ++index) infos.push_back(runtime->device(index));
     } catch (const std::runtime_error& error) {
       unavailable = error.what();
@@ -71,6 +74,8 @@ py::list targets() {
     py::dict target;
     target["target"] = runtime->target();
     target["devices"] = devices;
+    target["library"] = driver ? py::cast(driver->library) : py::none();
+    target["driver_version"] = driver ? py::cast(driver->version) : py::none();
     target["unavailable"] = unavailable;
     all.append(target);
   }

@@ -36,6 +36,7 @@ class CudaRuntime final : public GpuRuntime {
 
   void bind(const SharedLibrary& library, DriverFunctions& functions) override {
     functions.initialize.bind(library, "cuInit");
+    functions.get_version.bind_if_there(library, "cuDriverGetVersion");
     functions.count_devices.bind(library, "cuDeviceGetCount");
     functions.get_device_name.bind(library, "cuDeviceGetName");
     functions.get_device_attribute.bind(library, "cuDeviceGetAttribute");
@@ -58,6 +59,8 @@ class CudaRuntime final : public GpuRuntime {
     set_kernel_attribute_.bind(library, "cuFuncSetAttribute");
     get_pointer_attributes_.bind(library, "cuPointerGetAttributes");
   }
+
+  std::string version_text(int number) override { return text(number / 1000, ".", number % 1000 / 10); }
 
   std::string arch_of(int device) override {
     return text("sm_", attribute(kComputeCapabilityMajor, device),

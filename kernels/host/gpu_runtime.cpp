@@ -91,6 +91,7 @@ void GpuRuntime::load_driver() {
     throw std::runtime_error(text("no ", label_, " driver: ", error.what()));
   }
   bind(library, functions_);
+  driver_.library = library.path();
   const int code = functions_.initialize.call(0);
   int count = 0;
   if (code != 0 && code != kNoDevice) fail(functions_.initialize.name, code);
@@ -116,6 +117,9 @@ void GpuRuntime::load_driver() {
     info.multiprocessors = attribute(attributes_.multiprocessors, index);
     info.shared_memory_bytes = static_cast<size_t>(attribute(attributes_.shared_memory_bytes, index));
   }
+  int version = 0;
+  if (functions_.get_version.call != nullptr && functions_.get_version.call(&version) == 0)
+    driver_.version = version_text(version);
   devices_ = std::move(devices);
   forks_before_ = forks;
   is_loaded_.store(true, std::memory_order_release);
@@ -174,6 +178,11 @@ void GpuRuntime::reserve_counters(DeviceState& state) {
     clear_error();  // a full device still works, with one block per request
   }
   check(functions_.destroy_stream, stream);
+}
+
+std::optional<DriverInfo> GpuRuntime::driver() {
+  load_driver();
+  return driver_;
 }
 
 int GpuRuntime::device_count() {

@@ -33,6 +33,7 @@ struct DriverFunction {
 
 struct DriverFunctions {
   DriverFunction<unsigned> initialize;  // (flags)
+  DriverFunction<int*> get_version;     // not in every stand-in for a driver
   DriverFunction<int*> count_devices;
   DriverFunction<char*, int, int> get_device_name;      // (name, size, device)
   DriverFunction<int*, int, int> get_device_attribute;  // (value, attribute, device)
@@ -69,6 +70,7 @@ class GpuRuntime : public Runtime {
   GpuRuntime(const char* label, DeviceImage image, DeviceAttributes attributes)
       : label_(label), image_(image), attributes_(attributes) {}
 
+  std::optional<DriverInfo> driver() final;
   int device_count() final;
   const DeviceInfo& device(int index) final;
   void launch(KernelId kernel, const void* params, size_t param_bytes, const LaunchShape& shape, int device,
@@ -86,6 +88,7 @@ class GpuRuntime : public Runtime {
 
   virtual std::vector<std::string> library_candidates() = 0;
   virtual void bind(const SharedLibrary& library, DriverFunctions& functions) = 0;
+  virtual std::string version_text(int number) = 0;
   virtual std::string arch_of(int device) = 0;
   virtual void prepare(int device) = 0;  // once per device, before it is entered
   virtual void allow_shared_memory(void* kernel, const DeviceInfo& info) = 0;
@@ -127,6 +130,7 @@ class GpuRuntime : public Runtime {
   std::mutex mutex_;
   std::atomic<bool> is_loaded_{false};
   int forks_before_ = 0;
+  DriverInfo driver_;
   std::vector<std::unique_ptr<DeviceState>> devices_;
 };
 

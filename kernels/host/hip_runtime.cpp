@@ -45,6 +45,7 @@ class HipRuntime final : public GpuRuntime {
 
   void bind(const SharedLibrary& library, DriverFunctions& functions) override {
     functions.initialize.bind(library, "hipInit");
+    functions.get_version.bind_if_there(library, "hipRuntimeGetVersion");
     functions.count_devices.bind(library, "hipGetDeviceCount");
     functions.get_device_name.bind(library, "hipDeviceGetName");
     functions.get_device_attribute.bind(library, "hipDeviceGetAttribute");
@@ -66,6 +67,10 @@ class HipRuntime final : public GpuRuntime {
     get_properties_.bind(library, "hipGetDevicePropertiesR0600");
     get_device_pointer_.bind(library, "hipHostGetDevicePointer");
     get_address_range_.bind(library, "hipMemGetAddressRange");
+  }
+
+  std::string version_text(int number) override {
+    return text(number / 10000000, ".", number / 100000 % 100, ".", number % 100000);
   }
 
   // The struct of properties grows with HIP's releases: the arch is looked for by what it looks like, behind

@@ -32,29 +32,45 @@ inline int swap_in_blocks_per_request(const DeviceInfo& device, int batch) {
   return std::max(1, std::min(wanted, device.multiprocessors / batch));
 }
 
-// Which size of the kernel a block of so many threads takes, and how it deals out a row.
+// How one block works on a row: which size of the kernel, what each thread looks after, and the shared
+// memory.
 struct SwapInShape {
+  int threads;
   KernelId kernel;
   int32_t slots_per_thread, entries_per_thread;
+  int table_bits;
+  SwapInLayout layout;
 };
-inline SwapInShape swap_in_shape(int threads, int num_top_k, int hot_buffer_size) {
-  const auto entries = static_cast<int32_t>(divide_up(num_top_k, threads));
-  const auto slots = static_cast<int32_t>(4 * divide_up(divide_up(hot_buffer_size, threads), 4));
-  if (entries > kEntriesInRegisters || slots > 8) return {KernelId::kSwapInAny, slots, entries};
-  return {slots == 4 ? KernelId::kSwapIn4 : KernelId::kSwapIn8, slots, kEntriesInRegisters};
-}
 
 // The token table probes fastest when seven eighths of it are empty (0.2-1.2 us over four times the entries
 // on H200), and shrinks where shared memory is short. Where even the smallest does not fit, the result is
 // that one.
-inline int swap_in_table_bits(const DeviceInfo& device, int num_top_k, int hot_buffer_size) {
+inline SwapInShape swap_in_shape_for(const DeviceInfo& device, int threads, int num_top_k,
+                                     int hot_buffer_size) {
+  SwapInShape shape{};
+  shape.threads = threads;
+  shape.entries_per_thread = static_cast<int32_t>(divide_up(num_top_k, threads));
+  shape.slots_per_thread = static_cast<int32_t>(4 * divide_up(divide_up(hot_buffer_size, threads), 4));
+  const bool staged = shape.entries_per_thread > kEntriesInRegisters || shape.slots_per_thread > 8;
+  shape.kernel = staged                        ? KernelId::kSwapInAny
+                 : shape.slots_per_thread == 4 ? KernelId::kSwapIn4
+                                               : KernelId::kSwapIn8;
   const int least = SwapInLayout::min_table_bits(num_top_k);
   int bits = least;
   while (bits < SwapInLayout::kMaxTableBits && (int64_t{1} << bits) < int64_t{8} * num_top_k) ++bits;
-  while (bits > least &&
-         SwapInLayout::make(num_top_k, hot_buffer_size, bits).bytes > device.shared_memory_bytes)
-    --bits;
-  return bits;
+  const auto layout = [&] { return SwapInLayout::make(num_top_k, hot_buffer_size, bits, staged); };
+  while (bits > least && layout().bytes > device.shared_memory_bytes) --bits;
+  shape.table_bits = bits;
+  shape.layout = layout();
+  return shape;
+}
+
+// More threads keep more of a row in registers: where shared memory is too small otherwise, as many as there
+// can be.
+inline SwapInShape swap_in_shape(const DeviceInfo& device, int threads, int num_top_k, int hot_buffer_size) {
+  const SwapInShape shape = swap_in_shape_for(device, threads, num_top_k, hot_buffer_size);
+  if (shape.layout.bytes <= device.shared_memory_bytes) return shape;
+  return swap_in_shape_for(device, device.max_threads_per_block, num_top_k, hot_buffer_size);
 }
 
 // A warp moves one item at a time: no more warps than items, and no more blocks than it takes to hide the

@@ -75,18 +75,20 @@ void launch(SwapInCall& call) {
   const bool on_cpu = call.device.kind == DeviceKind::kCpu;
 
   check_block_size(call.block_size, info, call.device);
-  params.table_bits = swap_in_table_bits(info, params.num_top_k, params.hot_buffer_size);
-  params.layout = SwapInLayout::make(params.num_top_k, params.hot_buffer_size, params.table_bits);
-  if (params.layout.bytes > info.shared_memory_bytes) {
-    value_error("num_top_k, hot_buffer_size",
-                text("a plan that fits in a block's ", info.shared_memory_bytes,
-                     " bytes of shared memory on ", to_string(call.device)),
-                text(params.num_top_k, " and ", params.hot_buffer_size, ", which need ", params.layout.bytes,
-                     " bytes"));
-  }
   if (SwapInLayout::min_table_bits(params.num_top_k) > SwapInLayout::kMaxTableBits) {
     value_error("num_top_k", text("at most ", (1 << SwapInLayout::kMaxTableBits) - 1),
                 std::to_string(params.num_top_k));
+  }
+  const int wanted_threads = static_cast<int>(call.block_size);
+  const SwapInShape row = swap_in_shape(
+      info, on_cpu ? wanted_threads : swap_in_threads(info, wanted_threads, params.hot_buffer_size),
+      params.num_top_k, params.hot_buffer_size);
+  if (row.layout.bytes > info.shared_memory_bytes) {
+    value_error(
+        "num_top_k, hot_buffer_size",
+        text("a plan that fits in a block's ", info.shared_memory_bytes, " bytes of shared memory on ",
+             to_string(call.device)),
+        text(params.num_top_k, " and ", params.hot_buffer_size, ", which need ", row.layout.bytes, " bytes"));
   }
   resolve(params.host_cache, call.host_cache, runtime, call.device);
   if (params.batch > kMaxBlocks) {
@@ -101,24 +103,22 @@ void launch(SwapInCall& call) {
     params.arrivals = runtime.arrival_counters(params.batch, call.device.index, call.stream);
     if (params.arrivals == nullptr) blocks = 1;
   }
-  const int threads = on_cpu
-                          ? static_cast<int>(call.block_size)
-                          : swap_in_threads(info, static_cast<int>(call.block_size), params.hot_buffer_size);
-  const SwapInShape size = swap_in_shape(threads, params.num_top_k, params.hot_buffer_size);
+  params.table_bits = row.table_bits;
+  params.layout = row.layout;
   params.blocks_per_request = blocks;
-  params.slots_per_thread = size.slots_per_thread;
-  params.entries_per_thread = size.entries_per_thread;
+  params.slots_per_thread = row.slots_per_thread;
+  params.entries_per_thread = row.entries_per_thread;
   params.rows_are_aligned = are_rows_aligned(params.device_buffer_tokens, params.buffer_table_stride) &&
                             are_rows_aligned(params.lru_slots, params.lru_stride);
-  params.copy =
-      copy_shape(params.host_cache.base, params.device_buffer.base, call.item_size_bytes, blocks * threads);
+  params.copy = copy_shape(params.host_cache.base, params.device_buffer.base, call.item_size_bytes,
+                           blocks * row.threads);
 
   LaunchShape shape;
   shape.blocks = static_cast<uint32_t>(params.batch);
   shape.parts = static_cast<uint32_t>(blocks);
-  shape.threads = static_cast<uint32_t>(threads);
-  shape.shared_bytes = params.layout.bytes;
-  runtime.launch(size.kernel, &params, sizeof(params), shape, call.device.index, call.stream);
+  shape.threads = static_cast<uint32_t>(row.threads);
+  shape.shared_bytes = row.layout.bytes;
+  runtime.launch(row.kernel, &params, sizeof(params), shape, call.device.index, call.stream);
 }
 
 void launch(CopyItemsCall& call) {

@@ -20,6 +20,13 @@ struct DeviceInfo {
   size_t shared_memory_bytes = 0;  // the most that one block can have, opt-in included
 };
 
+// What stands between the extension and the devices of a target.
+struct DriverInfo {
+  std::string library;  // the file that was loaded
+  std::string
+      version;  // "12.8": of CUDA that the driver supports, of the HIP runtime; "" where it is unknown
+};
+
 struct LaunchShape {
   uint32_t blocks = 1;
   uint32_t parts = 1;  // the grid is blocks x parts
@@ -30,7 +37,8 @@ struct LaunchShape {
 class Runtime {
  public:
   virtual ~Runtime() = default;
-  virtual const char* target() const = 0;  // "cpu", "cuda", "rocm"
+  virtual const char* target() const = 0;                              // "cpu", "cuda", "rocm"
+  virtual std::optional<DriverInfo> driver() { return std::nullopt; }  // nothing where the target needs none
   virtual int device_count() = 0;
   virtual const DeviceInfo& device(int index) = 0;
 

@@ -31,6 +31,12 @@ void* SharedLibrary::required_symbol(const char* name) const {
   return found;
 }
 
+std::string SharedLibrary::path() const {
+  link_map* map = nullptr;
+  const bool is_known = dlinfo(handle_, RTLD_DI_LINKMAP, &map) == 0 && map->l_name != nullptr;
+  return is_known && *map->l_name != '\0' ? map->l_name : name_;
+}
+
 std::string mapped_library(const std::string& prefix) {
   struct Search {
     const std::string& prefix;

@@ -16,6 +16,7 @@ class SharedLibrary {
 
   void* symbol(const char* name) const;           // null where there is none
   void* required_symbol(const char* name) const;  // std::runtime_error where there is none
+  std::string path() const;                       // the file that was loaded
 
  private:
   std::string name_;
