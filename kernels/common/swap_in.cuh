@@ -142,6 +142,8 @@ class SwapIn {
   static constexpr int32_t kRankMask = kFilled - 1;
   // Marks the cell of an entry that is the first of a token that is not resident.
   static constexpr int32_t kMiss = 1 << 15;
+  // Marks one of a token that another entry brought; the two marks are never needed at the same time.
+  static constexpr int32_t kAgain = kMiss;
   static constexpr int32_t kCellMask = kMiss - 1;
   static constexpr int32_t kNewest = kNowhere - 1;
   // Words of scratch behind the warp totals.
@@ -176,7 +178,6 @@ class SwapIn {
     for (int i = thread_ * 4; i < cells; i += threads_ * 4) {
       constexpr int32_t kEmpty = TokenTable::kEmpty;
       put_four(keys + i, {kEmpty, kEmpty, kEmpty, kEmpty});
-      put_four(places + i, {kNowhere, kNowhere, kNowhere, kNowhere});
     }
     if (thread_ == 0) {
       int32_t* const spare = reinterpret_cast<int32_t*>(shared + p_.layout.scratch) + kSpare;
@@ -233,6 +234,7 @@ class SwapIn {
     HISPARSE_NO_UNROLL
     for (int round = 0; round < rounds; ++round) {
       int32_t tokens[kAtOnce], cell[kAtOnce];
+      bool is_new[kAtOnce];
       HISPARSE_UNROLL
       for (int turn = 0; turn < kAtOnce; ++turn) {
         const int i = entries.first + round + turn;
@@ -243,24 +245,35 @@ class SwapIn {
         if (!is_token) tokens[turn] = is_newest ? kNewest : kNowhere;
         cell[turn] = is_token ? table.first_cell(tokens[turn]) : spare_cell + !is_newest;
       }
-      table.insert(tokens, cell);
+      table.insert(tokens, cell, is_new);
       HISPARSE_UNROLL
       for (int turn = 0; turn < kAtOnce; ++turn) {
         const int i = entries.first + round + turn;
-        if (cell[turn] < cells) shared_min(places + cell[turn], i);
-        if (i < entries.end)
-          entry_cells.set(turn, i, cell[turn] < cells ? cell[turn] : cell[turn] - spare_cell + cells);
+        if (i >= entries.end) continue;
+        const bool is_token = cell[turn] < cells;
+        if (is_new[turn]) places[cell[turn]] = i;
+        entry_cells.set(
+            turn, i, is_token ? cell[turn] | (is_new[turn] ? 0 : kAgain) : cell[turn] - spare_cell + cells);
       }
     }
     block_barrier();
 
+    // Of a token that stands several times the first place counts. A slot beats every place: both are a
+    // minimum, so that their order does not matter.
+    for_each<kEntryTurns>(entries, [&](int turn, int i) {
+      const int32_t cell = entry_cells.get(turn, i);
+      if (cell & kAgain) {
+        shared_min(places + (cell & kCellMask), i);
+        entry_cells.set(turn, i, cell & kCellMask);
+      }
+    });
     for_each<kGroupTurns>(groups, [&](int turn, int slot) {
       const Four<int32_t> found = table.find(resident.get(turn, [&] { return load_resident(slot); }));
       Four<uint8_t> hit;
       HISPARSE_UNROLL
       for (int j = 0; j < 4; ++j) {
         hit.at[j] = found.at[j] >= 0;
-        if (found.at[j] >= 0) places[found.at[j]] = ~(slot + j);
+        if (found.at[j] >= 0) shared_min(places + found.at[j], ~(slot + j));
       }
       put_four(hits + slot, hit);
     });

@@ -16,11 +16,14 @@ class TokenTable {
   __device__ __forceinline__ TokenTable(int32_t* keys, int bits)
       : keys_(keys), mask_((1 << bits) - 1), shift_(32 - bits) {}
 
-  // Puts tokens >= 0 at or after the cells that first_cell names, and says where. A thread with fewer brings
-  // others, with cells that are its own; the whole warp goes on until all have found their place, so that no
-  // branch diverges.
+  // Puts tokens >= 0 at or after the cells that first_cell names, and says where, and whether they were new
+  // there. A thread with fewer brings others, with cells that are its own; the whole warp goes on until all
+  // have found their place, so that no branch diverges.
   template <int kCount>
-  __device__ __forceinline__ void insert(const int32_t (&tokens)[kCount], int32_t (&cells)[kCount]) const {
+  __device__ __forceinline__ void insert(const int32_t (&tokens)[kCount], int32_t (&cells)[kCount],
+                                         bool (&are_new)[kCount]) const {
+    HISPARSE_UNROLL
+    for (int i = 0; i < kCount; ++i) are_new[i] = false;
     bool waits = true;
     for (int32_t step = 1; waits; ++step) {
       // First the rest of the bucket, then the buckets that follow.
@@ -31,6 +34,7 @@ class TokenTable {
       for (int i = 0; i < kCount; ++i) {
         // Once a token is in, this changes nothing.
         const int32_t seen = shared_compare_and_swap(keys_ + cells[i], kEmpty, tokens[i]);
+        are_new[i] |= seen == kEmpty;
         if (seen == kEmpty || seen == tokens[i]) continue;
         waits = true;
         const int32_t next_bucket = ((cells[i] ^ within_bucket) + kBucket) & mask_;
