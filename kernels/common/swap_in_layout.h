@@ -42,7 +42,7 @@ struct SwapInLayout {
     at.victims = at.hits + padded(h > k * 4 ? h : k * 4);
     at.scratch = at.victims + padded(k * 2);
     at.lru = at.scratch + padded(kScratchWords * 4);
-    at.entry_cells = at.lru + (staged ? padded(h * 2) : 0);
+    at.entry_cells = at.lru + padded(h * 2);
     at.bytes = at.entry_cells + (staged ? padded(k * 2) : 0);
     return at;
   }
