@@ -34,6 +34,21 @@ exec "$root/wheels/ziglang/zig" clang --driver-mode=g++ -resource-dir "$root/res
 """
 
 
+CICC = """#!/bin/sh
+"$0-13" "$@" || exit
+for argument; do
+  case $before in
+  -arch) case ${argument#compute_} in
+VERSIONS
+    esac ;;
+  -o) output=$argument ;;
+  esac
+  before=$argument
+done
+[ -z "$version" ] || sed -i "s/^\\.version .*/.version $version/" "$output"
+"""
+
+
 def unpack(wheels: dict[str, str], folder: Path, prefix: dict[str, str]) -> None:
     """Downloads the wheels and unpacks from each what lies under its prefix (everything where it has none)."""
     with tempfile.TemporaryDirectory(dir=folder) as downloads:
@@ -102,9 +117,25 @@ def device_library_constants() -> dict[str, dict[str, str]]:
 
 
 def set_up_cuda(folder: Path) -> None:
+    """CUDA 13's compiler with CUDA 12's assembler: the code objects that it makes load with drivers of both."""
     unpack(MATRIX["cuda"]["wheels"], folder, dict.fromkeys(MATRIX["cuda"]["wheels"], "nvidia/"))
-    for path in (folder / "wheels" / "nvidia" / "cu13").iterdir():
+    cuda_13, cuda_12 = (folder / "wheels" / "nvidia" / name for name in ("cu13", "cuda_nvcc"))
+    (cuda_12 / "bin" / "ptxas").replace(cuda_13 / "bin" / "ptxas")
+    cicc = cuda_13 / "nvvm" / "bin" / "cicc"
+    cicc.rename(cicc.with_name("cicc-13"))
+    cicc.write_text(cicc_for_cuda_12())
+    cicc.chmod(0o755)
+    for path in cuda_13.iterdir():
         (folder / path.name).symlink_to(path.relative_to(folder))
+
+
+def cicc_for_cuda_12() -> str:
+    """cicc names its own release's PTX version, whatever the code uses. This one names the matrix's, an older one; that
+    the code uses nothing newer, the assembler checks."""
+    versions = "".join(
+        f"    {arch}) version={version} ;;\n" for arch, version in MATRIX["cuda"]["ptx_versions"].items()
+    )
+    return CICC.replace("VERSIONS", versions.rstrip())
 
 
 def set_up(name: str, recipe: Callable[[Path], None], wheels: dict[str, str]) -> None:

@@ -21,6 +21,8 @@ class Device(TypedDict):
 class Target(TypedDict):
     target: str
     devices: list[Device]
+    library: str | None  # the driver's file; None for the CPU and where it is not available
+    driver_version: str | None
     unavailable: str | None
 
 def load_cache_to_device_buffer_mla(

@@ -105,6 +105,26 @@ def test_what_cannot_be_built_is_left_out_and_the_reason_said(no_toolchains):
     assert "amdclang++" in left_out["rocm"] or "no torch" in left_out["rocm"]
 
 
+def test_an_older_compiler_builds_the_defaults_that_it_knows_and_says_so(no_toolchains):
+    older = toolchains.Compiler(("nvcc",), "nvcc 12.4", frozenset({"sm_80", "sm_90", "compute_80"}))
+    no_toolchains.setattr(toolchains, "system_nvcc", lambda: older)
+    build, left_out = extension.configure(ROOT, "1.2.3")
+    assert build.cuda is not None and build.cuda.archs == ["sm_80", "sm_90", "compute_80"]
+    assert left_out["sm_100"] == left_out["sm_120"] == "nvcc 12.4 does not know it"
+    no_toolchains.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
+    build, left_out = extension.configure(ROOT, "1.2.3")
+    assert build.cuda is not None and build.cuda.archs == ["sm_80"] and "sm_90" not in left_out
+
+
+def test_a_compiler_that_knows_no_arch_is_none(no_toolchains):
+    no_toolchains.setattr(toolchains, "system_nvcc", lambda: toolchains.Compiler(("nvcc",), "nvcc 1.0"))
+    _, left_out = extension.configure(ROOT, "1.2.3")
+    assert left_out["cuda"] == "no architecture of ci/matrix.json that nvcc 1.0 knows"
+    no_toolchains.setenv("HISPARSE_TARGETS", "cuda")
+    with pytest.raises(BuildError, match=r"demands cuda, but there is no architecture .* nvcc 1\.0"):
+        extension.configure(ROOT, "1.2.3")
+
+
 @pytest.mark.parametrize(("target", "lacking"), [("cuda", "no nvcc"), ("rocm", r"no (amdclang\+\+|torch)")])
 def test_demanded_target_without_its_compiler_is_an_error(no_toolchains, target, lacking):
     no_toolchains.setenv("HISPARSE_TARGETS", f"cpu;{target}")

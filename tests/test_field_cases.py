@@ -162,6 +162,23 @@ def test_F15_pools_above_4_gib(cpu_place, rng):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs MAP_NORESERVE")
+def test_F15_swap_in_between_pools_above_4_gib(cpu_place, rng):
+    rows, item = 5_000_000, 1056
+    case = make_case(rng, [Row(40, [3, 30, 12, 7], {})], num_top_k=4, hot_buffer_size=8, item_size_bytes=item)
+    host_cache, device_buffer = (sparse_array(np.uint8, (rows, item)) for _ in range(2))
+    rid = case["req_pool_indices"][0]
+    host_locs = np.array([rows - 1, 2**32 // item + 1, 2**31 // item + 1, 3])
+    case["host_cache_locs"][rid, [3, 30, 12, 7]] = host_locs
+    case["device_buffer_locs"][rid, :8] = 2**32 // item + 1 + np.arange(8)
+    host_cache[host_locs] = rng.integers(1, 256, (4, item))
+    views = case.views() | {"host_cache": host_cache, "device_buffer": device_buffer}
+    with cpu_place.options():
+        hisparse.load_cache_to_device_buffer_mla(**views, **case.sizes)
+    assert np.array_equal(device_buffer[case["top_k_device_locs"][0, :4]], host_cache[host_locs])
+    assert not device_buffer[:9].any()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs MAP_NORESERVE")
 def test_F15_tables_of_more_than_2_to_31_elements(cpu_place, rng):
     """The same call with its rows spread so far that products of row and stride need 64 bits."""
     rows = [half_resident_row(rng, 20, 40, 100) for _ in range(3)]

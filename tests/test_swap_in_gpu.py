@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -156,7 +157,7 @@ assert not dst.any()
 graph.replay()
 assert (dst.cpu() == src).all()
 """
-    subprocess.run([sys.executable, "-c", source], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=300, cwd=os.path.dirname(__file__))
 
 
 @pytest.mark.parametrize("blocks_per_request", [1, 8])

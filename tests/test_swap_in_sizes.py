@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from places import assert_same
+from places import assert_same, torch
 from swap_in_cases import Row, check, make_case, random_row, run, without_stale_plan
 
 import hisparse
@@ -14,8 +14,8 @@ import hisparse
 ITEM_SIZES = (1, 2, 3, 7, 8, 16, 20, 24, 132, 144, 512, 576, 584, 656, 1028, 1152, 2048)
 
 
-def sized_case(rng, num_top_k, hot_buffer_size, seq_lens, hit_rate=0.7, **others):
-    rows = [random_row(rng, seq_len, num_top_k, hot_buffer_size, hit_rate) for seq_len in seq_lens]
+def sized_case(rng, num_top_k, hot_buffer_size, seq_lens, hit_rate=0.7, noise=0.1, **others):
+    rows = [random_row(rng, seq_len, num_top_k, hot_buffer_size, hit_rate, noise) for seq_len in seq_lens]
     return make_case(rng, rows, num_top_k=num_top_k, hot_buffer_size=hot_buffer_size, **others)
 
 
@@ -79,8 +79,6 @@ def shared_memory_allows(place) -> int:
     """The hot_buffer_size that the contract promises at 2048 entries."""
     if place.warp_size is not None:
         return 32768
-    import torch
-
     properties = torch.cuda.get_device_properties(place.device)
     if torch.version.hip:
         return 32768 if "gfx950" in properties.gcnArchName else 8192
@@ -177,6 +175,7 @@ def test_an_amd_compute_unit_with_64_kib(cpu_place, rng):
 
 @pytest.mark.parametrize(("num_top_k", "hot_buffer_size"), [(2048, 8192), (127, 200), (128, 128), (255, 2000)])
 def test_with_the_least_shared_memory_that_is_accepted(cpu_place, rng, num_top_k, hot_buffer_size):
+    """Tables of tokens are as full as they get."""
     case = sized_case(rng, num_top_k, hot_buffer_size, [hot_buffer_size + 300], 0.3, item_size_bytes=8)
 
     def fits(shared_memory_bytes: int) -> bool:
@@ -194,7 +193,8 @@ def test_with_the_least_shared_memory_that_is_accepted(cpu_place, rng, num_top_k
         refused, enough = (refused, middle) if fits(middle) else (middle, enough)
     with hisparse.cpu.options(shared_memory_bytes=enough):
         for hit_rate in (0.0, 0.5, 1.0):
-            check(cpu_place, sized_case(rng, num_top_k, hot_buffer_size, [hot_buffer_size + 300], hit_rate))
+            lengths = [hot_buffer_size + 300] * 6
+            check(cpu_place, sized_case(rng, num_top_k, hot_buffer_size, lengths, hit_rate, noise=0, item_size_bytes=4))
     with hisparse.cpu.options(shared_memory_bytes=refused), pytest.raises(ValueError) as error:
         run(cpu_place, case)
     assert str(enough) in str(error.value).replace(",", "")

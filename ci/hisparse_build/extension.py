@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from setuptools import Extension
@@ -10,8 +10,16 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 from .graph import SANITIZERS, Build, DeviceTarget
-from .matrix import BuildError, MissingToolchain, cuda_archs, demanded_targets, rocm_archs
-from .toolchains import find_cxx, find_nvcc, find_rocm_compiler
+from .matrix import (
+    CUDA_ARCHS,
+    ROCM_ARCHS,
+    BuildError,
+    MissingToolchain,
+    cuda_archs,
+    demanded_targets,
+    rocm_archs,
+)
+from .toolchains import Compiler, find_cxx, find_nvcc, find_rocm_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,46 +43,53 @@ class BuildExtension(build_ext):
 
 
 def configure(root: Path, version: str) -> tuple[Build, dict[str, str]]:
-    """The build that the environment asks for, and why each target that is left out of it is."""
+    """The build that the environment asks for, and why each target or default architecture left out of it is."""
     sanitizers = _sanitizers(os.environ.get("HISPARSE_SANITIZE"))
     demanded = demanded_targets(os.environ.get("HISPARSE_TARGETS"))
+    targets: dict[str, DeviceTarget | None] = {"cuda": None, "rocm": None}
     left_out: dict[str, str] = {}
-
-    def device(target: str, find: Callable[[Path], DeviceTarget]) -> DeviceTarget | None:
-        if demanded is not None and target not in demanded:
-            left_out[target] = "HISPARSE_TARGETS does not name it"
+    for name, choose in {"cuda": _cuda, "rocm": _rocm}.items():
+        if demanded is not None and name not in demanded:
+            left_out[name] = "HISPARSE_TARGETS does not name it"
         elif demanded is None and sanitizers:
-            left_out[target] = "sanitizers look at the CPU target only"
+            left_out[name] = "sanitizers look at the CPU target only"
         else:
             try:
-                return find(root)
+                targets[name], unknown = choose(root)
+                left_out.update(unknown)
             except MissingToolchain as missing:
                 if demanded is not None:
-                    raise BuildError(f"HISPARSE_TARGETS demands {target}, but there is {missing}") from missing
-                left_out[target] = str(missing)
-        return None
+                    raise BuildError(f"HISPARSE_TARGETS demands {name}, but there is {missing}") from missing
+                left_out[name] = str(missing)
+    return Build(root, version, find_cxx(), targets["cuda"], targets["rocm"], sanitizers), left_out
 
-    build = Build(root, version, find_cxx(), device("cuda", _cuda), device("rocm", _rocm), sanitizers)
-    return build, left_out
+
+def _cuda(root: Path) -> tuple[DeviceTarget, dict[str, str]]:
+    return _device_target(find_nvcc(root), cuda_archs, "TORCH_CUDA_ARCH_LIST", CUDA_ARCHS)
+
+
+def _rocm(root: Path) -> tuple[DeviceTarget, dict[str, str]]:
+    return _device_target(find_rocm_compiler(root), rocm_archs, "PYTORCH_ROCM_ARCH", ROCM_ARCHS)
+
+
+def _device_target(
+    compiler: Compiler, choose: Callable[..., list[str]], variable: str, defaults: Iterable[str]
+) -> tuple[DeviceTarget, dict[str, str]]:
+    chosen = os.environ.get(variable)
+    archs = choose(chosen, compiler.archs)
+    if not archs:
+        raise MissingToolchain(f"no architecture of ci/matrix.json that {compiler.version} knows")
+    unknown = [] if chosen else [arch for arch in defaults if arch not in archs]
+    return DeviceTarget(compiler, archs), dict.fromkeys(unknown, f"{compiler.version} does not know it")
 
 
 def _sanitizers(value: str | None) -> tuple[str, ...]:
-    names = tuple(sorted(name for name in (value or "").replace(",", " ").split()))
-    if unknown := set(names) - set(SANITIZERS):
+    names = set((value or "").replace(",", " ").split())
+    if unknown := names - set(SANITIZERS):
         raise BuildError(f"HISPARSE_SANITIZE: unknown sanitizer {min(unknown)!r}; known: {', '.join(SANITIZERS)}")
-    if {"address", "thread"} <= set(names):
+    if {"address", "thread"} <= names:
         raise BuildError("HISPARSE_SANITIZE: address and thread cannot be combined")
-    return names
-
-
-def _cuda(root: Path) -> DeviceTarget:
-    compiler = find_nvcc(root)
-    return DeviceTarget(compiler, cuda_archs(os.environ.get("TORCH_CUDA_ARCH_LIST"), compiler.archs))
-
-
-def _rocm(root: Path) -> DeviceTarget:
-    compiler = find_rocm_compiler(root)
-    return DeviceTarget(compiler, rocm_archs(os.environ.get("PYTORCH_ROCM_ARCH"), compiler.archs))
+    return tuple(sorted(names))
 
 
 def summary(build: Build, left_out: dict[str, str]) -> list[str]:

@@ -77,7 +77,8 @@ class Build:
 
     def _cuda_image(self, target: DeviceTarget) -> None:
         codes = [f"-gencode=arch={arch.replace('sm_', 'compute_')},code={arch}" for arch in target.archs]
-        flags = ["-fatbin", "-std=c++17", "-O3", "--expt-relaxed-constexpr", "--threads", "0", *codes]
+        # Drivers before 12.4 cannot unpack what a newer nvcc packs.
+        flags = ["-fatbin", "--no-compress", "-std=c++17", "-O3", "--expt-relaxed-constexpr", "--threads", "0", *codes]
         warnings = ["-Xptxas", "-warn-spills", "-Werror", "all-warnings"]
         command = _shell(*target.compiler.command, *flags, *warnings)
         self._rule("cuda", f"{command} -MMD -MF $out.d $in -o $out", depfile="$out.d")
@@ -117,7 +118,7 @@ class Build:
         if self.sanitizers:
             flags += ["-g", "-O1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
             flags += [f"-fsanitize={','.join(self.sanitizers)}"]
-        includes = [f"-isystem{python}", f"-isystem{pybind11.get_include()}", "-include", str(config)]
+        includes = [f"-isystem{python}", f"-isystem{pybind11.get_include()}", f"-I{self.folder}"]
         user = {name: shlex.split(os.environ.get(name, "")) for name in ("CXXFLAGS", "LDFLAGS")}
         compiler = _shell(*self.cxx.command, *flags, *user["CXXFLAGS"])
         exports = PACKAGE / "exports.map"

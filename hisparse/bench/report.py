@@ -81,16 +81,22 @@ def plot(path: Path, rows: list[dict[str, Any]]) -> None:
     hot = min(row["hot_buffer_size"] for row in shuffled)
     size = min(row["item_size_bytes"] for row in shuffled)
     for miss in sorted({row["miss_rate"] for row in shuffled}, reverse=True):
-        line = [r for r in shuffled if (r["hot_buffer_size"], r["item_size_bytes"], r["miss_rate"]) == (hot, size, miss)]
+        line = [
+            r for r in shuffled if (r["hot_buffer_size"], r["item_size_bytes"], r["miss_rate"]) == (hot, size, miss)
+        ]
         (drawn,) = left.plot([r["batch"] for r in line], [r["us"] for r in line], "o-", label=f"{miss:.1%} misses")
         left.plot([r["batch"] for r in line], [r["floor_us"] for r in line], ":", color=drawn.get_color())
         if all(r["peer_us"] is not None for r in line):
-            left.plot([r["batch"] for r in line], [r["peer_us"] for r in line], "--", color=drawn.get_color(), alpha=0.5)
+            left.plot(
+                [r["batch"] for r in line], [r["peer_us"] for r in line], "--", color=drawn.get_color(), alpha=0.5
+            )
     left.set(xscale="log", yscale="log", xlabel="batch", ylabel="us per call", title=f"H={hot}, {size} B items")
     left.legend(title="dotted: plain copy, dashed: peer")
     miss = max(row["miss_rate"] for row in shuffled)
     for size in sorted({row["item_size_bytes"] for row in shuffled}):
-        line = [r for r in shuffled if (r["hot_buffer_size"], r["item_size_bytes"], r["miss_rate"]) == (hot, size, miss)]
+        line = [
+            r for r in shuffled if (r["hot_buffer_size"], r["item_size_bytes"], r["miss_rate"]) == (hot, size, miss)
+        ]
         (drawn,) = right.plot([r["batch"] for r in line], [r["gb_per_s"] for r in line], "o-", label=f"{size} B")
         right.plot([r["batch"] for r in line], [r["ceiling_gb_per_s"] for r in line], ":", color=drawn.get_color())
     right.set(xscale="log", xlabel="batch", ylabel="GB/s", title=f"{miss:.0%} misses, H={hot}")

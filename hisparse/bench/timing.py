@@ -47,9 +47,7 @@ def replay_times(graph: Any, replays: int) -> list[float]:
     return [start.elapsed_time(end) * 1e3 for start, end in events]
 
 
-def time_in_graph(
-    call: Callable[[int], None], prepare: Callable[[], None] | None, calls: int, replays: int
-) -> Time:
+def time_in_graph(call: Callable[[int], None], prepare: Callable[[], None] | None, calls: int, replays: int) -> Time:
     """Time of ``call(i)``, i < calls, each after ``prepare()``, whose own time is taken off.
 
     Both the graph with the calls and the one without hold ``calls`` times ``prepare``, so that what is left is what

@@ -12,9 +12,10 @@ struct IndexedItems {
   __device__ __forceinline__ bool locate(Index item, const unsigned char*& from, unsigned char*& to) const {
     const int64_t src = p.src_indices[item];
     const int64_t dst = p.dst_indices[item];
+    if (src < 0 || src >= p.src.rows || dst < 0 || dst >= p.dst.rows) return false;
     from = p.src.base + src * int64_t{p.copy.item_bytes};
     to = p.dst.base + dst * int64_t{p.copy.item_bytes};
-    return src >= 0 && src < p.src.rows && dst >= 0 && dst < p.dst.rows;
+    return true;
   }
 };
 

@@ -24,13 +24,16 @@ inline int swap_in_threads(const DeviceInfo& device, int block_size, int hot_buf
   return std::min(std::max(block_size, warps * device.warp_size), device.max_threads_per_block);
 }
 
-// One block keeps only part of the link busy: for one or two requests several share the copying, about eight
-// in all. From three on it does not pay (H200, 20 % misses, B=4, 512 B: 24.3 us with one block per
-// request, 25.4 with two).
-inline int swap_in_blocks_per_request(const DeviceInfo& device, int batch) {
-  constexpr int kBlocksForTheLink = 8;
+// One block keeps only part of the link busy: where one or two requests are all there is, several blocks
+// share the copying, but no more than have a word of 16 bytes for every thread if all entries miss. From
+// three requests on it does not pay (H200, 20 % misses, 512 B: B=1 15.7 us with one block, 12.1 with 16;
+// B=2 17.3, 16.0 with 4; B=4 24.3, 25.4 with 2).
+inline int swap_in_blocks_per_request(const DeviceInfo& device, int batch, int64_t bytes_if_all_miss,
+                                      int threads) {
   if (batch > 2) return 1;
-  return std::max(1, std::min(kBlocksForTheLink, device.multiprocessors) / batch);
+  const int64_t shared_by = std::min<int64_t>(batch == 1 ? 16 : 4, device.multiprocessors / batch);
+  return static_cast<int>(
+      std::max<int64_t>(1, std::min(shared_by, divide_up(bytes_if_all_miss, 16 * threads))));
 }
 
 // How one block works on a row: which size of the kernel, what each thread looks after, and the shared

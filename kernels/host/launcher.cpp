@@ -97,7 +97,11 @@ void launch(SwapInCall& call) {
   if (params.batch == 0) return;
 
   int blocks = call.blocks_per_request;
-  if (blocks == 0) blocks = on_cpu ? 1 : swap_in_blocks_per_request(info, params.batch);
+  if (blocks == 0) {
+    blocks = on_cpu ? 1
+                    : swap_in_blocks_per_request(info, params.batch, params.num_top_k * call.item_size_bytes,
+                                                 row.threads);
+  }
   blocks = static_cast<int>(std::min<int64_t>(blocks, kMaxBlocks / params.batch));
   if (blocks > 1) {
     params.arrivals = runtime.arrival_counters(params.batch, call.device.index, call.stream);
