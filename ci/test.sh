@@ -38,4 +38,4 @@ find kernels -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -n
   | xargs .venv/bin/clang-format --dry-run -Werror
 
 step "Tests"
-.venv/bin/python -m pytest "$@"
+.venv/bin/python -m pytest -n auto "$@"
