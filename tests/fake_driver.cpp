@@ -112,6 +112,11 @@ DRIVER_FUNCTION(cuDeviceGetCount, hipGetDeviceCount, int* count) {
   return finish(hipGetDeviceCount_name);
 }
 
+DRIVER_FUNCTION(cuDriverGetVersion, hipRuntimeGetVersion, int* version) {
+  *version = NAME(12080, 70125424);
+  return finish(hipRuntimeGetVersion_name);
+}
+
 DRIVER_FUNCTION(cuDeviceGetName, hipDeviceGetName, char* name, int size, int) {
   std::strncpy(name, "Fake GPU", size);
   return finish(hipDeviceGetName_name);

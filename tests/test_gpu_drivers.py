@@ -165,7 +165,9 @@ AT_EACH_CALL = [
 
 def test_error_codes(run):
     run(f"""
-        call = Call(driver, index=1)
+        swap_in = Call(driver, index=1)
+        def call():
+            swap_in(blocks_per_request=2)
         def fails(cuda, hip):
             driver.fail(cuda, hip, 719)
             message = error_of(RuntimeError, call)
@@ -217,10 +219,13 @@ def test_the_launch(run):
         assert 4000 < launch.shared_bytes <= 65536
         call(block_size=512)
         assert driver.launch.threads == 512
-        # Several blocks copy for each row, but no more than the ten that run at once.
-        assert driver.launch.blocks == 3 and 1 < driver.launch.parts <= 3
+        assert (driver.launch.blocks, driver.launch.parts) == (3, 1)
         call(blocks_per_request=64)
         assert driver.launch.parts == 64
+        # Several blocks copy for one or two rows, but no more than the ten that run at once, nor than there are words.
+        for batch, item, parts in (1, 4096, 10), (2, 4096, 4), (1, 16, 1):
+            Call(driver, index=1, batch=batch, top_k=40, hot=1000, item=item)()
+            assert (driver.launch.blocks, driver.launch.parts) == (batch, parts)
     """)
 
 

@@ -84,21 +84,30 @@ class CpuRuntime final : public Runtime {
     const bool chunk_copy = options.item_copy == "chunk";
     const cpu::Kernel kernel =
         options.warp_size == 32 ? cpu_wave32::kernel(id, chunk_copy) : cpu_wave64::kernel(id, chunk_copy);
-    cpu::run_grid(kernel, params,
-                  {shape.blocks, shape.parts, shape.threads, options.warp_size, shape.shared_bytes},
-                  {options.seed, options.strict});
+    try {
+      cpu::run_grid(kernel, params,
+                    {shape.blocks, shape.parts, shape.threads, options.warp_size, shape.shared_bytes},
+                    {options.seed, options.strict});
+    } catch (...) {
+      counters().clear();  // where a kernel was given up, they are what they were
+      throw;
+    }
   }
 
   std::optional<uintptr_t> device_address(const void* host, size_t, int) override {
     return reinterpret_cast<uintptr_t>(host);
   }
 
-  // A launch is over when it returns, so one set per thread is enough; an aborted launch may leave counts
-  // behind.
+  // A launch is over when it returns, so one set per thread is enough. As on a GPU, each leaves them zero.
   uint32_t* arrival_counters(int batch, int, void*) override {
-    thread_local std::vector<uint32_t> counters;
-    counters.assign(static_cast<size_t>(batch), 0);
-    return counters.data();
+    if (counters().size() < static_cast<size_t>(batch)) counters().assign(static_cast<size_t>(batch), 0);
+    return counters().data();
+  }
+
+ private:
+  static std::vector<uint32_t>& counters() {
+    thread_local std::vector<uint32_t> all;
+    return all;
   }
 };
 
