@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 
 import hisparse
-from hisparse import demo
+from hisparse import demo, info, verify
 
-COMMANDS = {"demo": demo}
+COMMANDS = {"demo": demo, "info": info, "verify": verify}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
