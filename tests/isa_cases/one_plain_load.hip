@@ -1,0 +1,15 @@
+// One of five loads has no non-temporal hint.
+#include "device.h"
+
+extern "C" __global__ void BLOCKS_OF_UP_TO(1024)
+    copy(Wide* __restrict__ dst, const Wide* __restrict__ src, int rounds) {
+  for (int round = 0; round < rounds; ++round) {
+    const int at = round * 8192 + thread_index();
+    Wide words[5];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = __builtin_nontemporal_load(src + at + i * 1024);
+    words[4] = src[at + 4096];
+#pragma unroll
+    for (int i = 0; i < 5; ++i) dst[at + i * 1024] = words[i];
+  }
+}
