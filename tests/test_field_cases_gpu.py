@@ -165,8 +165,9 @@ def test_F13_the_current_device_is_unchanged_with_one_gpu(rng):
 
 def test_F13_more_shared_memory_than_any_device_has(rng):
     hot = 32_768
-    rows = [Row(hot + 9, range(hot))]
-    case = make_case(rng, rows, num_top_k=hot, hot_buffer_size=hot, item_size_bytes=4)
+    top_k = 16_383
+    rows = [Row(hot + 9, range(top_k))]
+    case = make_case(rng, rows, num_top_k=top_k, hot_buffer_size=hot, item_size_bytes=4)
     with pytest.raises(ValueError, match=r"\d{3},?\d{3}.*\d{2,3},?\d{3}"):
         run(GpuPlace(), case, block_size=1024)
     check(GpuPlace(), small_case(rng))

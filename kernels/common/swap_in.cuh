@@ -14,7 +14,8 @@ __device__ __forceinline__ int64_t load_index(const IndexVector& vector, int row
   const int32_t* const at = static_cast<const int32_t*>(vector.data) + (row << vector.is_int64);
   const int32_t low = at[0];
   const int32_t high = vector.is_int64 ? at[1] : low >> 31;
-  return static_cast<int64_t>(high) << 32 | static_cast<uint32_t>(low);
+  return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 |
+                              static_cast<uint32_t>(low));
 }
 
 __device__ __forceinline__ int min_of(int a, int b) { return a < b ? a : b; }
@@ -308,7 +309,7 @@ class SwapIn {
     for_each<kEntryTurns>(entries, [&](int turn, int i) {
       const int32_t cell = entry_cells.get(turn, i);
       const int32_t place = places[cell];
-      if (place < 0) hit_loc.start(turn, [&] { return locs_[static_cast<uint32_t>(~place)]; });
+      if (place < 0) hit_loc.start(turn, [&] { return load_global(locs_ + static_cast<uint32_t>(~place)); });
       if (place != i) return;
       ++misses;
       entry_cells.set(turn, i, cell | kMiss);
@@ -387,8 +388,9 @@ class SwapIn {
         const int32_t place = places[entry_cells.get(turn, i) & kCellMask];
         int32_t loc = -1;
         if (place < 0) {
-          loc = ~place & kFilled ? miss_device_locs[~place & kRankMask]
-                                 : hit_loc.get(turn, [&] { return locs_[static_cast<uint32_t>(~place)]; });
+          loc = ~place & kFilled
+                    ? miss_device_locs[~place & kRankMask]
+                    : hit_loc.get(turn, [&] { return load_global(locs_ + static_cast<uint32_t>(~place)); });
         }
         out[i] = loc;
       });
