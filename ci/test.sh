@@ -26,6 +26,7 @@ torch=$(.venv/bin/python -c 'import json; print(json.load(open("ci/matrix.json")
 
 step "Toolchains"
 .venv/bin/python ci/setup_toolchains.py
+.venv/bin/python ci/isa_gate.py --setup
 
 step "Build"
 HISPARSE_TARGETS="cpu;cuda;rocm" CXXFLAGS="${CXXFLAGS:-} -Werror" \
@@ -36,6 +37,14 @@ step "Formatting and lint"
 .venv/bin/ruff format --check .
 find kernels -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.hip' \
   | xargs .venv/bin/clang-format --dry-run -Werror
+.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
+
+step "Wheels"
+export PYTHON=$PWD/.venv/bin/python
+rm -rf dist
+bash ci/build_wheel.sh
+bash ci/check_wheel.sh dist/*/*.whl
+bash ci/test_wheel.sh dist/universal/*.whl
 
 step "Tests"
 .venv/bin/python -m pytest -n auto "$@"

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import TypedDict
 
 from .swap_in import Tensor
@@ -52,6 +53,161 @@ def load_cache_to_device_buffer_mla(
 def copy_items(
     src: Tensor, dst: Tensor, src_indices: Tensor, dst_indices: Tensor, item_size_bytes: int, blocks: int | None, /
 ) -> None: ...
+def transfer_kv_per_layer(
+    src_k: Tensor,
+    dst_k: Tensor,
+    src_v: Tensor,
+    dst_v: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    item_size: int,
+    block_quota: int,
+    num_warps_per_block: int | None,
+    /,
+) -> None: ...
+def transfer_kv_per_layer_pf_lf(
+    src_k: Tensor,
+    dst_k: Tensor,
+    src_v: Tensor,
+    dst_v: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    layer_id: int,
+    item_size: int,
+    src_layout_dim: int,
+    block_quota: int,
+    num_warps_per_block: int | None,
+    /,
+) -> None: ...
+def transfer_kv_per_layer_ph_lf(
+    src_k: Tensor,
+    dst_k: Tensor,
+    src_v: Tensor,
+    dst_v: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    layer_id: int,
+    item_size: int,
+    src_layout_dim: int,
+    page_size: int,
+    head_num: int,
+    block_quota: int,
+    num_warps_per_block: int | None,
+    /,
+) -> None: ...
+def transfer_kv_all_layer(
+    src_k_layers: Tensor,
+    dst_k_layers: Tensor,
+    src_v_layers: Tensor,
+    dst_v_layers: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    item_size: int,
+    num_layers: int,
+    block_quota: int,
+    num_warps_per_block: int | None,
+    /,
+) -> None: ...
+def transfer_kv_all_layer_lf_pf(
+    src_k_layers: Tensor,
+    dst_k: Tensor,
+    src_v_layers: Tensor,
+    dst_v: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    item_size: int,
+    dst_layout_dim: int,
+    num_layers: int,
+    block_quota: int,
+    num_warps_per_block: int | None,
+    /,
+) -> None: ...
+def transfer_kv_all_layer_lf_ph(
+    src_k_layers: Tensor,
+    dst_k: Tensor,
+    src_v_layers: Tensor,
+    dst_v: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    item_size: int,
+    dst_layout_dim: int,
+    num_layers: int,
+    page_size: int,
+    head_num: int,
+    block_quota: int,
+    num_warps_per_block: int | None,
+    /,
+) -> None: ...
+def transfer_kv_per_layer_mla(
+    src: Tensor,
+    dst: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    item_size: int,
+    block_quota: int | None,
+    num_warps_per_block: int | None,
+    /,
+) -> None: ...
+def transfer_kv_per_layer_mla_pf_lf(
+    src: Tensor,
+    dst: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    layer_id: int,
+    item_size: int,
+    src_layout_dim: int,
+    block_quota: int | None,
+    num_warps_per_block: int | None,
+    /,
+) -> None: ...
+def transfer_kv_all_layer_mla(
+    src_layers: Tensor,
+    dst_layers: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    item_size: int,
+    num_layers: int,
+    block_quota: int,
+    num_warps_per_block: int | None,
+    /,
+) -> None: ...
+def transfer_kv_all_layer_mla_lf_pf(
+    src_layers: Tensor,
+    dst: Tensor,
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    item_size: int,
+    dst_layout_dim: int,
+    num_layers: int,
+    block_quota: int,
+    num_warps_per_block: int | None,
+    /,
+) -> None: ...
+def transfer_kv_direct(
+    src_layers: Sequence[Tensor],
+    dst_layers: Sequence[Tensor],
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    page_size: int,
+    /,
+) -> None: ...
+def transfer_kv_per_layer_direct_pf_lf(
+    src_ptrs: Sequence[Tensor],
+    dst_ptrs: Sequence[Tensor],
+    src_indices: Tensor,
+    dst_indices: Tensor,
+    layer_id: int,
+    page_size: int,
+    /,
+) -> None: ...
+def transfer_kv_all_layer_direct_lf_pf(
+    src_ptrs: Sequence[Tensor], dst_ptrs: Sequence[Tensor], src_indices: Tensor, dst_indices: Tensor, page_size: int, /
+) -> None: ...
+def transfer_embedding_ranges_direct(
+    src: Tensor, dst: Tensor, src_starts: Sequence[int], dst_starts: Sequence[int], lengths: Sequence[int], /
+) -> None: ...
+def copy_all_layer_kv_cache_cpu(data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor, /) -> None: ...
+def get_device_accessible_ptr(tensor: Tensor, device_index: int, /) -> int: ...
 def build_info() -> BuildInfo:
     """What this build of hisparse contains: its version, targets, archs per GPU target, and the host compiler."""
 

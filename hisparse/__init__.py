@@ -6,7 +6,7 @@ this one, then libamdhip64.so.7, .so.6 and .so. HISPARSE_CUDA_LIBRARY and HISPAR
 A process that is forked from one in which a GPU was used cannot use it: fork before the first call, or spawn.
 """
 
-from . import cpu
+from . import cpu, kvcacheio
 from ._C import build_info
 from ._version import __version__
 from .swap_in import copy_items, load_cache_to_device_buffer_mla
@@ -16,5 +16,6 @@ __all__ = [
     "build_info",
     "copy_items",
     "cpu",
+    "kvcacheio",
     "load_cache_to_device_buffer_mla",
 ]

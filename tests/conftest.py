@@ -9,6 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
+from driver_fixtures import build_driver, kind, run  # noqa: F401
 from places import has_gpu, make_place, torch
 
 EVERYWHERE = ("cpu64-wave-numpy", "cpu64-chunk-torch", "cpu32-wave-torch", "cpu32-chunk-numpy", "gpu")

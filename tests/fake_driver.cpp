@@ -42,14 +42,16 @@ std::vector<std::string> calls;
 std::map<std::string, int> failures;
 std::vector<Mapping> mappings;
 Launch last{};
+hisparse::TransferParams last_transfer{};
+size_t copied = 0, largest_batch = 0;
 int devices = 2, shared_bytes = 65536, capturing = 0, last_error = 0;
 thread_local int capture_mode = 0;
 thread_local std::vector<int> current_devices{0};
 
-constexpr int kCopyItems = 1000;
+constexpr int kCopyItems = 1000, kTransfer = 2000;
 
 // Contexts, modules and kernels stand for a device: one more than its index, so that none is null; kernels
-// that copy items are kCopyItems further on.
+// that copy items are kCopyItems further on, those that transfer kTransfer.
 void* handle(int device) { return reinterpret_cast<void*>(static_cast<intptr_t>(device) + 1); }
 int device_of(const void* handle) { return static_cast<int>(reinterpret_cast<intptr_t>(handle)) - 1; }
 
@@ -98,6 +100,10 @@ int fake_last_error() { return last_error; }
 const Launch* fake_last_launch() { return &last; }
 uint32_t* fake_arrivals() { return last.params.arrivals; }
 uintptr_t fake_host_cache() { return reinterpret_cast<uintptr_t>(last.params.host_cache.base); }
+uintptr_t fake_transfer_src(int side) { return reinterpret_cast<uintptr_t>(last_transfer.src.pools[side]); }
+uintptr_t fake_transfer_dst(int side) { return reinterpret_cast<uintptr_t>(last_transfer.dst.pools[side]); }
+size_t fake_copied() { return copied; }
+size_t fake_largest_batch() { return largest_batch; }
 int fake_count(const char* name) {
   int count = 0;
   for (const std::string& call : calls) count += call == name;
@@ -139,8 +145,10 @@ DRIVER_FUNCTION(cuModuleLoadData, hipModuleLoadData, void** module, const void*)
 }
 
 DRIVER_FUNCTION(cuModuleGetFunction, hipModuleGetFunction, void** kernel, void* module, const char* name) {
-  const bool copies_items = std::strcmp(name, "hisparse_copy_items") == 0;
-  *kernel = handle(device_of(module) + (copies_items ? kCopyItems : 0));
+  const int step = std::strcmp(name, "hisparse_copy_items") == 0 ? kCopyItems
+                   : std::strcmp(name, "hisparse_transfer") == 0 ? kTransfer
+                                                                 : 0;
+  *kernel = handle(device_of(module) + step);
   return finish(hipModuleGetFunction_name);
 }
 
@@ -161,6 +169,7 @@ DRIVER_FUNCTION(cuLaunchKernel, hipModuleLaunchKernel, void* kernel, unsigned gr
   if (code == 0) {
     last = {grid_x, grid_y, block_x, shared, device, stream, {}};
     if (device_of(kernel) < kCopyItems) std::memcpy(&last.params, parameters[0], sizeof(last.params));
+    if (device_of(kernel) >= kTransfer) std::memcpy(&last_transfer, parameters[0], sizeof(last_transfer));
   }
   return code;
 }
@@ -206,9 +215,44 @@ DRIVER_FUNCTION(cuGetErrorString, hipDrvGetErrorString, int code, const char** w
   return finish(hipDrvGetErrorString_name);
 }
 
+namespace {
+
+// Device memory of this driver is memory like any other.
+int copy_one(const char* name, void* to, const void* from, size_t bytes) {
+  const int code = finish(name);
+  if (code == 0) {
+    std::memmove(to, from, bytes);
+    ++copied;
+  }
+  return code;
+}
+
+// Batches take neither the legacy default stream nor one that is captured.
+[[maybe_unused]] int copy_batch(const char* name, void** to, void** from, size_t* bytes, size_t count, void* stream,
+                                bool well_formed) {
+  const bool legacy = reinterpret_cast<uintptr_t>(stream) < 2;
+  const int code = finish(name, legacy || capturing || count == 0 || !well_formed);
+  for (size_t i = 0; code == 0 && i < count; ++i) std::memmove(to[i], from[i], bytes[i]);
+  if (code == 0) copied += count;
+  if (code == 0 && count > largest_batch) largest_batch = count;
+  return code;
+}
+
+}  // namespace
+
 #ifdef FAKE_HIP
 
 extern "C" {
+int hipMemcpyAsync(void* to, const void* from, size_t bytes, int kind, void*) {
+  return copy_one(kind == 4 ? "hipMemcpyAsync" : "a kind that is no default", to, from, bytes);
+}
+#ifndef FAKE_WITHOUT_BATCHES
+int hipMemcpyBatchAsync(void** to, void** from, size_t* bytes, size_t count, void*, size_t*, size_t, size_t* failed,
+                        void* stream) {
+  const bool well_formed = count <= 8192 && failed != nullptr;
+  return copy_batch("hipMemcpyBatchAsync", to, from, bytes, count, stream, well_formed);
+}
+#endif
 int hipGetDevice(int* device) {
   *device = current_devices.back();
   return finish("hipGetDevice");
@@ -246,6 +290,24 @@ int hipMemGetAddressRange(void** start, size_t* size, void* address) {
 #else
 
 extern "C" {
+int cuMemcpyAsync(uintptr_t to, uintptr_t from, size_t bytes, void*) {
+  return copy_one("cuMemcpyAsync", reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+}
+#ifndef FAKE_WITHOUT_BATCHES
+// The first of the attributes is the order in which sources are read; 1 is that of the stream.
+int cuMemcpyBatchAsync(void** to, void** from, size_t* bytes, size_t count, int* attributes, size_t* first,
+                       size_t groups, size_t* failed, void* stream) {
+  const bool well_formed = *attributes == 1 && *first == 0 && groups == 1 && failed != nullptr;
+  return copy_batch("cuMemcpyBatchAsync", to, from, bytes, count, stream, well_formed);
+}
+#ifndef FAKE_CUDA_12
+int cuMemcpyBatchAsync_v2(void** to, void** from, size_t* bytes, size_t count, int* attributes, size_t* first,
+                          size_t groups, void* stream) {
+  const bool well_formed = *attributes == 1 && *first == 0 && groups == 1;
+  return copy_batch("cuMemcpyBatchAsync_v2", to, from, bytes, count, stream, well_formed);
+}
+#endif
+#endif
 int cuDevicePrimaryCtxRetain(void** context, int device) {
   *context = handle(device);
   return finish("cuDevicePrimaryCtxRetain");

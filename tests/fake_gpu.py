@@ -80,7 +80,8 @@ class Driver:
         self.library = ctypes.CDLL(LIBRARY)
         self.library.fake_last_launch.restype = ctypes.POINTER(Launch)
         self.library.fake_arrivals.restype = ctypes.POINTER(ctypes.c_uint32)
-        self.library.fake_host_cache.restype = ctypes.c_size_t
+        for name in ("host_cache", "transfer_src", "transfer_dst", "copied", "largest_batch"):
+            getattr(self.library, f"fake_{name}").restype = ctypes.c_size_t
 
     def name(self, cuda: str, hip: str) -> bytes:
         return (cuda if KIND == "cuda" else hip).encode()
@@ -104,6 +105,15 @@ class Driver:
     @property
     def launches(self) -> int:
         return self.count("cuLaunchKernel", "hipModuleLaunchKernel")
+
+    @property
+    def single_copies(self) -> int:
+        return self.count("cuMemcpyAsync", "hipMemcpyAsync")
+
+    @property
+    def batches(self) -> int:
+        names = (b"cuMemcpyBatchAsync", b"cuMemcpyBatchAsync_v2", b"hipMemcpyBatchAsync")
+        return sum(map(self.library.fake_count, names))
 
     @property
     def arrivals(self) -> int:

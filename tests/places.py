@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -84,6 +86,18 @@ def aligned_bytes(count: int) -> np.ndarray:
     buffer = np.empty(count + BASE_ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % BASE_ALIGNMENT
     return buffer[start : start + count]
+
+
+def between_unreadable_pages() -> np.ndarray:
+    """Two pages of memory; an access to the page before or behind them ends the process."""
+    page, no_access = mmap.PAGESIZE, 0
+    memory = mmap.mmap(-1, 4 * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for outside in (address, address + 3 * page):
+        assert libc.mprotect(outside, page, no_access) == 0
+    return np.frombuffer(memory, np.uint8, 2 * page, page)
 
 
 class CpuPlace:

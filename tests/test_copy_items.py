@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import mmap
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import reference
-from places import Guarded, assert_same, call, torch
+from places import Guarded, assert_same, between_unreadable_pages, call, torch
 
 import hisparse
 
 MODEL_ITEM_SIZES = (132, 144, 512, 576, 584, 640, 656, 1024, 1152, 2048)
 EVERY_ITEM_SIZE = (*range(1, 81), *MODEL_ITEM_SIZES)
 MISALIGNMENTS = (0, 1, 2, 4, 8)
-PROT_NONE = 0  # of mprotect
 
 
 def copy_case(rng, item_size_bytes, count, leads=(0, 0), dtype=np.uint8, pool_rows=None):
@@ -154,14 +151,7 @@ def test_nothing_outside_the_source_pool_is_read(warp_size, item_copy):
 
 
 def copy_between_unreadable_pages(warp_size: int, item_copy: str) -> None:
-    page = mmap.PAGESIZE
-    memory = mmap.mmap(-1, 4 * page)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for outside in (address, address + 3 * page):
-        assert libc.mprotect(outside, page, PROT_NONE) == 0
-    readable = np.frombuffer(memory, np.uint8, 2 * page, page)
+    readable = between_unreadable_pages()
     readable[:] = np.random.default_rng(0).integers(0, 256, len(readable))
     with hisparse.cpu.options(warp_size=warp_size, item_copy=item_copy, strict=True):
         for item_size_bytes in (*EVERY_ITEM_SIZE, 516, 520, 528, 1028, 1032, 1040):

@@ -37,10 +37,10 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def table(rows: Iterable[dict[str, Any]]) -> str:
+def table(rows: Iterable[dict[str, Any]], titles: dict[str, str] = COLUMNS) -> str:
     """A Markdown table. Times in microseconds, sizes in bytes, rates in GB/s."""
     rows = list(rows)
-    columns = {key: title for key, title in COLUMNS.items() if any(row.get(key) is not None for row in rows)}
+    columns = {key: title for key, title in titles.items() if any(row.get(key) is not None for row in rows)}
     lines = ["| " + " | ".join(columns.values()) + " |", "|" + "---:|" * len(columns)]
     lines += ["| " + " | ".join(_text(row[key]) for key in columns) + " |" for row in rows]
     return "\n".join(lines)

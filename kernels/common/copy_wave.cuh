@@ -19,7 +19,9 @@ class WaveCopy {
   using Index = typename Items::Index;
 
   __device__ __forceinline__ WaveCopy(const Items& items, Index count, const CopyShape& shape)
-      : items_(items), count_(count), item_bytes_(shape.item_bytes), words_end_(shape.item_bytes & ~7) {}
+      : WaveCopy(items, count, shape.item_bytes) {}
+  __device__ __forceinline__ WaveCopy(const Items& items, Index count, const TileShape& shape)
+      : WaveCopy(items, count, shape.part_bytes) {}
 
   // Has nothing in flight yet when it returns.
   __device__ __forceinline__ void start(int32_t worker, int32_t workers) {
@@ -50,7 +52,13 @@ class WaveCopy {
       for (int32_t at = 0; at < end; at += kRound) {
         Round rounds[kItems];
         HISPARSE_UNROLL
+        for (int i = 0; i < kItems; ++i) rounds[i].before_loads();
+        HISPARSE_UNROLL
         for (int i = 0; i < kItems; ++i) load(batch[i], at, rounds[i]);
+        HISPARSE_UNROLL
+        for (int i = 0; i < kItems; ++i) rounds[i].after_loads();
+        // Conditions are computed again: kept, they would take more scalar registers than there are.
+        after_load(lane_);
         HISPARSE_UNROLL
         for (int i = 0; i < kItems; ++i) store(batch[i], at, rounds[i]);
       }
@@ -58,6 +66,9 @@ class WaveCopy {
   }
 
  private:
+  __device__ __forceinline__ WaveCopy(const Items& items, Index count, int32_t item_bytes)
+      : items_(items), count_(count), item_bytes_(item_bytes), words_end_(item_bytes & ~7) {}
+
   static constexpr int kItems = 4;
   static constexpr int32_t kRound = kWarpSize * 16;
   static constexpr int32_t kNarrowStep = kWarpSize * 8;
@@ -72,13 +83,28 @@ class WaveCopy {
   struct Round {
     Word<16> wide;
     uint64_t narrow[2];
-    unsigned char byte;
+    uint32_t byte;
+
+    __device__ __forceinline__ void before_loads() {
+      before_load(wide);
+      before_load(narrow[0]);
+      before_load(narrow[1]);
+      before_load(byte);
+    }
+    __device__ __forceinline__ void after_loads() {
+      after_load(wide);
+      after_load(narrow[0]);
+      after_load(narrow[1]);
+      after_load(byte);
+    }
   };
 
   __device__ __forceinline__ Item describe(const unsigned char* src, unsigned char* dst, bool live) const {
+    // The destination stays in vector registers: with it, gfx9 would spill scalar ones.
     src = warp_uniform(src);
-    dst = warp_uniform(dst);
-    const bool aligned = ((reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst)) & 15) == 0;
+    const auto bits =
+        static_cast<int32_t>(reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst));
+    const bool aligned = (warp_uniform(bits) & 15) == 0;
     return {src, dst, live ? item_bytes_ : 0, live && aligned ? item_bytes_ - item_bytes_ % kRound : 0};
   }
 
@@ -105,7 +131,8 @@ class WaveCopy {
     for (int step = 0; step < 2; ++step)
       if (narrow_at(item, at, step) < words_end(item))
         store_unaligned(item.dst + narrow_at(item, at, step), round.narrow[step]);
-    if (at == 0 && words_end_ + lane_ < item.bytes) store_byte(item.dst + words_end_ + lane_, round.byte);
+    if (at == 0 && words_end_ + lane_ < item.bytes)
+      store_byte(item.dst + words_end_ + lane_, static_cast<unsigned char>(round.byte));
   }
 
   const Items& items_;

@@ -3,16 +3,18 @@
 
 #include <cstdint>
 
+#include "layouts.h"
 #include "swap_in_layout.h"
 
 namespace hisparse {
 
 // The swap-in comes in three sizes: with 4 or 8 slots per thread, which stay in registers, and with any
 // number.
-enum class KernelId : int32_t { kSwapIn4, kSwapIn8, kSwapInAny, kCopyItems, kCount };
+enum class KernelId : int32_t { kSwapIn4, kSwapIn8, kSwapInAny, kCopyItems, kTransfer, kCount };
 
 inline constexpr const char* kKernelNames[] = {"hisparse_swap_in_4", "hisparse_swap_in_8",
-                                               "hisparse_swap_in_any", "hisparse_copy_items"};
+                                               "hisparse_swap_in_any", "hisparse_copy_items",
+                                               "hisparse_transfer"};
 static_assert(sizeof(kKernelNames) / sizeof(kKernelNames[0]) == static_cast<int>(KernelId::kCount));
 
 inline constexpr int32_t kMaxHotBufferSize = 32768;  // slots are int16
@@ -92,6 +94,54 @@ struct CopyItemsParams {
   const int64_t* dst_indices;
   int64_t count;
   CopyShape copy;
+};
+
+// How a warp moves a tile of parts as runs of equal words: of 16, 8, 4 or 1 bytes, as the addresses allow.
+struct TileShape {
+  int32_t part_bytes;
+  CopyShape words[4];
+
+  // Words that do not divide a part are left out: no address makes them right.
+  static constexpr TileShape make(int32_t part_bytes, int32_t warp_size) {
+    const auto shape = [&](int32_t word_bytes) {
+      return part_bytes % word_bytes == 0 ? CopyShape::make(part_bytes, word_bytes, warp_size) : CopyShape{};
+    };
+    return {part_bytes, {shape(16), shape(8), shape(4), shape(1)}};
+  }
+};
+
+// Where a part of a tile lies. A block keeps one per thread in shared memory.
+struct TilePart {
+  const unsigned char* src;
+  unsigned char* dst;
+};
+
+// One end of a transfer: a pool of keys and one of values, or for each a table with the addresses of its
+// layers.
+template <class Byte>
+struct TransferEnd {
+  KvLayout layout;
+  Byte* pools[2];
+  const uint64_t* layer_tables[2];  // null: the pool holds the layers
+  int64_t tokens;                   // tokens outside 0..tokens-1 are never touched
+};
+
+// A plane is one layer of keys or values, of one head where a layout keeps heads apart. It holds a part of
+// every token, and a tile is a run of such parts that a warp moves together.
+struct TransferParams {
+  TransferEnd<const unsigned char> src;
+  TransferEnd<unsigned char> dst;
+  const int64_t* src_indices;
+  const int64_t* dst_indices;
+  uint32_t count;
+  uint32_t tiles;      // of a plane
+  uint32_t tile_step;  // a warp's next tile is so many tiles
+  int32_t plane_step;  // and planes further on
+  int32_t planes;
+  int32_t layers;
+  int32_t heads;
+  uint32_t parts_per_tile;  // at most the warp size
+  TileShape shape;
 };
 
 // What the sizes in registers are made for: this many top-k entries per thread.

@@ -10,12 +10,14 @@
 // Generic code follows the primitives.
 #include "../common/copy_chunk.cuh"
 #include "../common/copy_items.cuh"
+#include "../common/copy_tile.cuh"
 #include "../common/copy_wave.cuh"
 #include "../common/swap_in.cuh"
+#include "../common/transfer.cuh"
 
 namespace hisparse::HISPARSE_TARGET {
 
-template <template <class> class Copy>
+template <template <class> class Copy, template <class> class Tile>
 cpu::Kernel kernel_with(KernelId id) {
   switch (id) {
     case KernelId::kSwapIn4:
@@ -26,6 +28,8 @@ cpu::Kernel kernel_with(KernelId id) {
       return [](const void* params) { swap_in<Copy, 0>(*static_cast<const SwapInParams*>(params)); };
     case KernelId::kCopyItems:
       return [](const void* params) { copy_items<Copy>(*static_cast<const CopyItemsParams*>(params)); };
+    case KernelId::kTransfer:
+      return [](const void* params) { transfer<Tile>(*static_cast<const TransferParams*>(params)); };
     case KernelId::kCount:
       break;
   }
@@ -33,7 +37,7 @@ cpu::Kernel kernel_with(KernelId id) {
 }
 
 cpu::Kernel kernel(KernelId id, bool chunk_copy) {
-  return chunk_copy ? kernel_with<ChunkCopy>(id) : kernel_with<WaveCopy>(id);
+  return chunk_copy ? kernel_with<ChunkCopy, TileCopy>(id) : kernel_with<WaveCopy, WaveCopy>(id);
 }
 
 }  // namespace hisparse::HISPARSE_TARGET

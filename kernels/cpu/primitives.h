@@ -29,6 +29,10 @@ inline void block_barrier(const char* file = __builtin_FILE(), int line = __buil
   cpu::block_barrier({file, line});
 }
 
+inline void warp_barrier(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  cpu::warp_exchange(0, {file, line});
+}
+
 inline uint32_t warp_inclusive_sum(uint32_t value, const char* file = __builtin_FILE(),
                                    int line = __builtin_LINE()) {
   const uint64_t* values = cpu::warp_exchange(value, {file, line});
@@ -64,6 +68,11 @@ inline T* settled_shared(T* pointer) {
   return pointer;
 }
 
+template <class T>
+inline T load_global(const T* address) {
+  return *address;
+}
+
 inline int32_t shared_compare_and_swap(int32_t* address, int32_t expected, int32_t desired) {
   __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
@@ -89,9 +98,18 @@ inline void load_streaming(Word<kBytes>& word, const unsigned char* address, boo
   if (enabled) word = *reinterpret_cast<const Word<kBytes>*>(address);
 }
 template <int kBytes>
+inline void load_before_stores(Word<kBytes>& word, const unsigned char* address, bool enabled) {
+  load_streaming(word, address, enabled);
+}
+template <int kBytes>
 inline void store_cached(unsigned char* address, const Word<kBytes>& word, bool enabled) {
   if (enabled) *reinterpret_cast<Word<kBytes>*>(address) = word;
 }
+
+template <class T>
+inline void before_load(T&) {}
+template <class T>
+inline void after_load(T&) {}
 
 // 64-bit accesses at any alignment.
 inline uint64_t load_unaligned(const unsigned char* address) {

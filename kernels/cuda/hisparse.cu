@@ -3,7 +3,9 @@
 // Generic code follows the primitives.
 #include "../common/copy_chunk.cuh"
 #include "../common/copy_items.cuh"
+#include "../common/copy_tile.cuh"
 #include "../common/swap_in.cuh"
+#include "../common/transfer.cuh"
 
 namespace hisparse {
 
@@ -25,6 +27,11 @@ extern "C" __global__ void __launch_bounds__(1024)
 extern "C" __global__ void __launch_bounds__(1024)
     hisparse_copy_items(const __grid_constant__ CopyItemsParams params) {
   HISPARSE_TARGET::copy_items<HISPARSE_TARGET::ChunkCopy>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+    hisparse_transfer(const __grid_constant__ TransferParams params) {
+  HISPARSE_TARGET::transfer<HISPARSE_TARGET::TileCopy>(params);
 }
 
 }  // namespace hisparse

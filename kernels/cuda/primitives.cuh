@@ -25,6 +25,8 @@ __device__ __forceinline__ unsigned char* shared_memory() {
 }
 
 __device__ __forceinline__ void block_barrier() { __syncthreads(); }
+// Orders what the lanes of a warp do in shared memory.
+__device__ __forceinline__ void warp_barrier() { __syncwarp(); }
 
 // Sum over this lane and those before it. The shuffle says itself which lanes have a partner.
 __device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value) {
@@ -65,6 +67,11 @@ __device__ __forceinline__ T* settled_shared(T* pointer) {
   return pointer;
 }
 
+template <class T>
+__device__ __forceinline__ T load_global(const T* address) {
+  return *address;
+}
+
 __device__ __forceinline__ int32_t shared_compare_and_swap(int32_t* address, int32_t expected,
                                                            int32_t desired) {
   return atomicCAS(address, expected, desired);
@@ -93,29 +100,37 @@ struct Word<1> {
   uint32_t value;
 };
 
+// Loads of a word where `enabled`; else it keeps its value.
+#define HISPARSE_LOADS(name, instruction)                                                                   \
+  __device__ __forceinline__ void name(Word<16>& word, const unsigned char* address, bool enabled) {        \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n @p " instruction ".v2.b64 {%0, %1}, [%2];\n}" \
+                 : "+l"(word.low), "+l"(word.high)                                                          \
+                 : "l"(address), "r"(static_cast<int>(enabled)));                                           \
+  }                                                                                                         \
+  __device__ __forceinline__ void name(Word<8>& word, const unsigned char* address, bool enabled) {         \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p " instruction ".b64 %0, [%1];\n}"          \
+                 : "+l"(word.value)                                                                         \
+                 : "l"(address), "r"(static_cast<int>(enabled)));                                           \
+  }                                                                                                         \
+  __device__ __forceinline__ void name(Word<4>& word, const unsigned char* address, bool enabled) {         \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p " instruction ".b32 %0, [%1];\n}"          \
+                 : "+r"(word.value)                                                                         \
+                 : "l"(address), "r"(static_cast<int>(enabled)));                                           \
+  }                                                                                                         \
+  __device__ __forceinline__ void name(Word<1>& word, const unsigned char* address, bool enabled) {         \
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p " instruction ".u8 %0, [%1];\n}"           \
+                 : "+r"(word.value)                                                                         \
+                 : "l"(address), "r"(static_cast<int>(enabled)));                                           \
+  }
+
 // Reads data that nothing writes while the kernel runs, once: through the read-only path, leaving L1 alone.
-__device__ __forceinline__ void load_streaming(Word<16>& word, const unsigned char* address, bool enabled) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n"
-      " @p ld.global.nc.L1::no_allocate.v2.b64 {%0, %1}, [%2];\n}"
-      : "+l"(word.low), "+l"(word.high)
-      : "l"(address), "r"(static_cast<int>(enabled)));
-}
-__device__ __forceinline__ void load_streaming(Word<8>& word, const unsigned char* address, bool enabled) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.b64 %0, [%1];\n}"
-               : "+l"(word.value)
-               : "l"(address), "r"(static_cast<int>(enabled)));
-}
-__device__ __forceinline__ void load_streaming(Word<4>& word, const unsigned char* address, bool enabled) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.b32 %0, [%1];\n}"
-               : "+r"(word.value)
-               : "l"(address), "r"(static_cast<int>(enabled)));
-}
-__device__ __forceinline__ void load_streaming(Word<1>& word, const unsigned char* address, bool enabled) {
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.u8 %0, [%1];\n}"
-               : "+r"(word.value)
-               : "l"(address), "r"(static_cast<int>(enabled)));
-}
+HISPARSE_LOADS(load_streaming, "ld.global.nc.L1::no_allocate")
+
+// The same, but never behind a store that comes later in the source: ptxas moves read-only loads there to
+// save registers, and fewer are in flight than were written.
+HISPARSE_LOADS(load_before_stores, "ld.global.L1::no_allocate")
+
+#undef HISPARSE_LOADS
 
 // Stores through L2, where attention reads the item next.
 __device__ __forceinline__ void store_cached(unsigned char* address, const Word<16>& word, bool enabled) {

@@ -4,6 +4,7 @@
 #include "../common/copy_items.cuh"
 #include "../common/copy_wave.cuh"
 #include "../common/swap_in.cuh"
+#include "../common/transfer.cuh"
 
 namespace hisparse {
 
@@ -21,6 +22,10 @@ extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in_any(const Sw
 
 extern "C" __global__ void __launch_bounds__(1024) hisparse_copy_items(const CopyItemsParams params) {
   HISPARSE_TARGET::copy_items<HISPARSE_TARGET::WaveCopy>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) hisparse_transfer(const TransferParams params) {
+  HISPARSE_TARGET::transfer<HISPARSE_TARGET::WaveCopy>(params);
 }
 
 }  // namespace hisparse

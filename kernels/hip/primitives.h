@@ -31,6 +31,11 @@ __device__ __forceinline__ unsigned char* shared_memory() {
 }
 
 __device__ __forceinline__ void block_barrier() { __syncthreads(); }
+// The lanes run in step, and LDS serves them in order: only the compiler has to be held back.
+__device__ __forceinline__ void warp_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+}
 
 __device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value) {
   const int lane = thread_index() % kWarpSize;
@@ -63,10 +68,17 @@ __device__ __forceinline__ T* warp_uniform(T* pointer) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(high) << 32 | low);
 }
 
-// A row pointer is uniform here, and the scalar unit computes it.
+// Pools are global memory; said so, that the compiler emits global and not flat accesses.
+template <class T>
+using GlobalPointer = __attribute__((address_space(1))) T*;
+
+// A pointer into global memory, kept in vector registers: the scalar ones are too few for all the rows, and
+// gfx90a would spill.
 template <class T>
 __device__ __forceinline__ T* settled(T* pointer) {
-  return pointer;
+  GlobalPointer<T> global = (GlobalPointer<T>)(reinterpret_cast<uintptr_t>(pointer));
+  asm("" : "+v"(global));
+  return (T*)(reinterpret_cast<uintptr_t>(global));
 }
 
 template <class T>
@@ -94,12 +106,16 @@ struct Word<16> {
   uint32_t value __attribute__((ext_vector_type(4)));
 };
 
-// Pools are global memory; said so, that the compiler emits global and not flat accesses.
-template <class T>
-using GlobalPointer = __attribute__((address_space(1))) T*;
 template <class T, class Byte>
 __device__ __forceinline__ GlobalPointer<T> as_global(Byte* address) {
   return (GlobalPointer<T>)(reinterpret_cast<uintptr_t>(address));
+}
+
+// For a load that stands beside one from shared memory, under the opposite condition: of two plain loads the
+// compiler would make one flat load.
+template <class T>
+__device__ __forceinline__ T load_global(const T* address) {
+  return *(GlobalPointer<const T>)(reinterpret_cast<uintptr_t>(address));
 }
 
 // Read once from host memory: a non-temporal load leaves L2 and MALL to the data that attention reads next.
@@ -111,6 +127,21 @@ __device__ __forceinline__ void store_cached(unsigned char* address, const Word<
   using Vector = decltype(Word<16>::value);
   if (enabled) *as_global<Vector>(address) = word.value;
 }
+
+// A load and the store of its value may stand under the same condition; to the compiler they are independent.
+// It takes the value of a load whose store was left out to be still on its way when its registers are used
+// again, and waits for all loads there, in the middle of the next loads. These two put the waits where they
+// belong: before the first load of a value, and after the last.
+template <class T>
+__device__ __forceinline__ void before_load(T& value) {
+  asm volatile("" : "=v"(value));
+}
+template <class T>
+__device__ __forceinline__ void after_load(T& value) {
+  asm volatile("" : "+v"(value));
+}
+__device__ __forceinline__ void before_load(Word<16>& word) { before_load(word.value); }
+__device__ __forceinline__ void after_load(Word<16>& word) { after_load(word.value); }
 
 // 64-bit accesses at any alignment, as the hardware allows in global memory.
 struct __attribute__((packed)) UnalignedWord {

@@ -10,6 +10,7 @@
 #include "checks.h"
 #include "cpu_runtime.h"
 #include "device_runtimes.h"
+#include "kvcacheio_checks.h"
 
 namespace py = pybind11;
 
@@ -28,6 +29,13 @@ void add_op(py::module_& module, const char* name, std::index_sequence<index...>
     const py::gil_scoped_release release;
     launch(call);
   });
+}
+
+template <size_t... op>
+void add_transfer_ops(py::module_& module, std::index_sequence<op...>) {
+  (add_op<check_transfer_op<op>>(module, kTransferOps[op].name,
+                                 std::make_index_sequence<kTransferOps[op].arguments()>()),
+   ...);
 }
 
 py::dict build_info() {
@@ -112,6 +120,19 @@ PYBIND11_MODULE(_C, module) {
   add_op<check_swap_in>(module, "load_cache_to_device_buffer_mla",
                         std::make_index_sequence<kSwapInArguments>());
   add_op<check_copy_items>(module, "copy_items", std::make_index_sequence<kCopyItemsArguments>());
+  add_transfer_ops(module, std::make_index_sequence<std::size(kTransferOps)>());
+  add_op<check_direct>(module, "transfer_kv_direct", std::make_index_sequence<kDirectArguments>());
+  add_op<check_direct_from_pages>(module, "transfer_kv_per_layer_direct_pf_lf",
+                                  std::make_index_sequence<kDirectFromPagesArguments>());
+  add_op<check_direct_to_pages>(module, "transfer_kv_all_layer_direct_lf_pf",
+                                std::make_index_sequence<kDirectToPagesArguments>());
+  add_op<check_embedding_ranges>(module, "transfer_embedding_ranges_direct",
+                                 std::make_index_sequence<kEmbeddingRangesArguments>());
+  add_op<check_layer_copy>(module, "copy_all_layer_kv_cache_cpu",
+                           std::make_index_sequence<kLayerCopyArguments>());
+  module.def("get_device_accessible_ptr", [](py::handle tensor, py::handle device_index) {
+    return get_device_accessible_ptr(tensor.ptr(), device_index.ptr());
+  });
   module.def("build_info", &build_info,
              "What this build of hisparse contains: its version, targets, archs per GPU target, and the host "
              "compiler.");

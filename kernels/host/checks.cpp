@@ -4,123 +4,11 @@
 #include <utility>
 
 #include "arguments.h"
+#include "checker.h"
 #include "launch_policy.h"
-#include "tensor.h"
 
 namespace hisparse::host {
 namespace {
-
-constexpr int64_t kMaxItemBytes = int64_t{1} << 30;  // the kernels count within an item in 32 bits
-
-enum class Access { kRead, kWrite };
-
-// Checks tensors against the device that one of them, the anchor, is on.
-class Checker {
- public:
-  explicit Checker(const TensorView& anchor) : anchor_(anchor) {}
-
-  // [rows, at least `columns`], row stride free. `rows` -1: any number.
-  void table(const TensorView& tensor, int bits, Access access, int64_t rows, const char* columns_name,
-             int64_t columns) const {
-    integers(tensor, bits, bits);
-    on_device(tensor);
-    if (tensor.ndim() != 2 || (rows >= 0 && tensor.size(0) != rows) || tensor.size(1) < columns) {
-      value_error(tensor.argument(),
-                  text("shape [", rows < 0 ? "rows" : std::to_string(rows), ", at least ", columns_name,
-                       " = ", columns, "]"),
-                  tensor.shape_text());
-    }
-    if (tensor.size(0) > 0 && tensor.size(1) > 1 && tensor.stride(1) != 1) {
-      value_error(tensor.argument(), "a contiguous last dimension (stride 1)",
-                  "strides " + tensor.strides_text());
-    }
-    addressable(tensor, access, bits);
-    const int64_t row_stride = tensor.stride(0);
-    if (access == Access::kWrite && tensor.size(0) > 1 && row_stride < columns && row_stride > -columns) {
-      value_error(tensor.argument(), "rows that do not overlap", "strides " + tensor.strides_text());
-    }
-  }
-
-  // [length], contiguous. `length` -1: at least one entry.
-  void vector(const TensorView& tensor, int least_bits, int most_bits, Access access, int64_t length) const {
-    integers(tensor, least_bits, most_bits);
-    on_device(tensor);
-    if (tensor.ndim() != 1 || (length < 0 ? tensor.size(0) < 1 : tensor.size(0) != length)) {
-      value_error(tensor.argument(), text("shape [", length < 0 ? "at least 1" : std::to_string(length), "]"),
-                  tensor.shape_text());
-    }
-    if (tensor.size(0) > 1 && tensor.stride(0) != 1) {
-      value_error(tensor.argument(), "a contiguous tensor (stride 1)", "strides " + tensor.strides_text());
-    }
-    addressable(tensor, access, tensor.is_integer(32) ? 32 : 64);
-  }
-
-  // Contiguous items. A pool that is read or written over the link may be on the host.
-  PoolMemory pool(const TensorView& tensor, Access access, int64_t item_size_bytes,
-                  bool may_be_on_host) const {
-    const bool on_host = tensor.device().kind == DeviceKind::kCpu;
-    if (!on_host || !may_be_on_host) on_device(tensor);
-    if (!tensor.is_row_major()) {
-      throw std::invalid_argument(text(tensor.argument(),
-                                       ": needs contiguous rows: expected row-major storage, got shape ",
-                                       tensor.shape_text(), " with strides ", tensor.strides_text()));
-    }
-    addressable(tensor, access, 8);
-    const int64_t bytes = tensor.bytes();
-    if (bytes > 0 && bytes < item_size_bytes) {
-      value_error(tensor.argument(),
-                  text("room for at least one item of item_size_bytes = ", item_size_bytes),
-                  text(bytes, " bytes"));
-    }
-    return {tensor.argument(), bytes, on_host};
-  }
-
- private:
-  void integers(const TensorView& tensor, int least_bits, int most_bits) const {
-    if (tensor.is_integer(least_bits) || tensor.is_integer(most_bits)) return;
-    type_error(tensor.argument(),
-               least_bits == most_bits ? text("dtype int", least_bits)
-                                       : text("dtype int", least_bits, " or int", most_bits),
-               tensor.dtype_text());
-  }
-
-  void on_device(const TensorView& tensor) const {
-    if (tensor.device() == anchor_.device()) return;
-    value_error(tensor.argument(),
-                text("a tensor on ", to_string(anchor_.device()), ", where ", anchor_.argument(), " is"),
-                text("one on ", to_string(tensor.device())));
-  }
-
-  void addressable(const TensorView& tensor, Access access, int bits) const {
-    if (access == Access::kWrite && tensor.read_only()) {
-      value_error(tensor.argument(), "a writable array", "a read-only one");
-    }
-    int64_t reach = 0;  // bytes from the first element to the farthest, roughly
-    bool overflow = false, empty = false;
-    for (int i = 0; i < tensor.ndim(); ++i) {
-      int64_t along = 0;
-      if (tensor.size(i) == 0) empty = true;
-      overflow |= __builtin_mul_overflow(tensor.size(i), tensor.stride(i), &along);
-      overflow |= __builtin_add_overflow(reach, along < 0 ? -(along + 1) : along, &reach);
-    }
-    if (empty) return;
-    overflow |= __builtin_mul_overflow(reach, int64_t{8}, &reach);
-    if (overflow) {
-      value_error(tensor.argument(), "a size that fits in memory",
-                  text("shape ", tensor.shape_text(), " with strides ", tensor.strides_text()));
-    }
-    const auto address = reinterpret_cast<uintptr_t>(tensor.data<void>());
-    if (address == 0) {
-      value_error(tensor.argument(), "a tensor with storage", "one whose storage is missing or freed");
-    }
-    if (address % (bits / 8) != 0) {
-      value_error(tensor.argument(), text("data aligned to ", bits / 8, " bytes"),
-                  text("address ", tensor.data<void>()));
-    }
-  }
-
-  const TensorView& anchor_;
-};
 
 void check_equal_row_strides(const TensorView& tensor, const TensorView& other) {
   if (tensor.size(0) == 0 || other.size(0) == 0 || tensor.stride(0) == other.stride(0)) return;
@@ -207,8 +95,9 @@ SwapInCall check_swap_in(PyObject* const* arguments) {
   check.table(host_cache_locs, 64, Access::kRead, -1, "max_tokens", 0);
   check.table(device_buffer_locs, 32, Access::kRead, -1, "hot_buffer_size + page_size", slots);
   check_equal_row_strides(device_buffer_locs, device_buffer_tokens);
-  call.host_cache = check.pool(host_cache, Access::kRead, item_size_bytes, true);
-  const PoolMemory buffer = check.pool(device_buffer, Access::kWrite, item_size_bytes, false);
+  call.host_cache = check.pool(host_cache, Access::kRead, "item_size_bytes", item_size_bytes, true);
+  const PoolMemory buffer =
+      check.pool(device_buffer, Access::kWrite, "item_size_bytes", item_size_bytes, false);
   check.table(top_k_device_locs, 32, Access::kWrite, params.batch, "num_top_k", num_top_k);
   check.vector(req_pool_indices, 32, 64, Access::kRead, params.batch);
   check.vector(seq_lens, 32, 64, Access::kRead, params.batch);
@@ -249,13 +138,12 @@ CopyItemsCall check_copy_items(PyObject* const* arguments) {
       arguments[5] == Py_None ? 0 : read_integer("blocks", arguments[5], 1, kMaxCopyBlocks);
 
   // A pool on a GPU says where the op runs. Where both are on the host, the indices do.
-  const auto on_gpu = [](const TensorView& tensor) { return tensor.device().kind != DeviceKind::kCpu; };
-  const TensorView& anchor = on_gpu(dst) ? dst : on_gpu(src) ? src : src_indices;
+  const TensorView& anchor = dst.on_gpu() ? dst : src.on_gpu() ? src : src_indices;
   const Checker check(anchor);
   CopyItemsCall call;
   CopyItemsParams& params = call.params;
-  call.src = check.pool(src, Access::kRead, item_size_bytes, true);
-  call.dst = check.pool(dst, Access::kWrite, item_size_bytes, true);
+  call.src = check.pool(src, Access::kRead, "item_size_bytes", item_size_bytes, true);
+  call.dst = check.pool(dst, Access::kWrite, "item_size_bytes", item_size_bytes, true);
   if (src_indices.ndim() != 1) value_error("src_indices", "shape [N]", src_indices.shape_text());
   check.vector(src_indices, 64, 64, Access::kRead, src_indices.size(0));
   check.vector(dst_indices, 64, 64, Access::kRead, src_indices.size(0));

@@ -98,6 +98,14 @@ class CpuRuntime final : public Runtime {
     return reinterpret_cast<uintptr_t>(host);
   }
 
+  bool captures(int, void*) override { return false; }
+
+  void copy(CopyList& copies, int, void*) override {
+    for (size_t i = 0; i < copies.size(); ++i) std::memmove(copies.dst[i], copies.src[i], copies.bytes[i]);
+  }
+
+  void read(void* to, const void* from, size_t bytes, int, void*) override { std::memcpy(to, from, bytes); }
+
   // A launch is over when it returns, so one set per thread is enough. As on a GPU, each leaves them zero.
   uint32_t* arrival_counters(int batch, int, void*) override {
     if (counters().size() < static_cast<size_t>(batch)) counters().assign(static_cast<size_t>(batch), 0);

@@ -58,6 +58,9 @@ class CudaRuntime final : public GpuRuntime {
     pop_context_.bind(library, "cuCtxPopCurrent_v2");
     set_kernel_attribute_.bind(library, "cuFuncSetAttribute");
     get_pointer_attributes_.bind(library, "cuPointerGetAttributes");
+    copy_.bind(library, "cuMemcpyAsync");
+    copy_batch_.bind_if_there(library, "cuMemcpyBatchAsync_v2");
+    copy_batch_12_.bind_if_there(library, "cuMemcpyBatchAsync");
   }
 
   std::string version_text(int number) override { return text(number / 1000, ".", number % 1000 / 10); }
@@ -94,6 +97,20 @@ class CudaRuntime final : public GpuRuntime {
     return {address, range_known ? size - (address - start) : 0};
   }
 
+  void copy_one(void* to, const void* from, size_t bytes, void* stream) override {
+    check(copy_, reinterpret_cast<uintptr_t>(to), reinterpret_cast<uintptr_t>(from), bytes, stream);
+  }
+
+  int copy_batch(void** to, void** from, size_t* bytes, size_t count, void* stream) override {
+    CopyAttributes attributes{kInStreamOrder, {}, 0};
+    size_t first = 0, failed = 0;
+    if (copy_batch_.call != nullptr)
+      return copy_batch_.call(to, from, bytes, count, &attributes, &first, 1, stream);
+    if (copy_batch_12_.call != nullptr)
+      return copy_batch_12_.call(to, from, bytes, count, &attributes, &first, 1, &failed, stream);
+    return kNotSupported;
+  }
+
   int enter(int device) override {
     void* current = nullptr;
     check(get_context_, &current);
@@ -108,6 +125,14 @@ class CudaRuntime final : public GpuRuntime {
   }
 
  private:
+  // CUmemcpyAttributes: source access order, hints where source and destination are, flags
+  struct CopyAttributes {
+    int source_order;
+    int hints[2][2];
+    unsigned flags;
+  };
+  static constexpr int kInStreamOrder = 1;  // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+
   std::vector<void*> contexts_;
   DriverFunction<void**, int> retain_context_;  // (context, device)
   DriverFunction<void**> get_context_;
@@ -115,6 +140,12 @@ class CudaRuntime final : public GpuRuntime {
   DriverFunction<void**> pop_context_;
   DriverFunction<void*, int, int> set_kernel_attribute_;  // (kernel, attribute, value)
   DriverFunction<unsigned, PointerAttribute*, void**, uintptr_t> get_pointer_attributes_;
+  DriverFunction<uintptr_t, uintptr_t, size_t, void*> copy_;  // (to, from, bytes, stream)
+  // (to, from, bytes, count, attributes, first copy of each, number of attributes, [failed copy,] stream):
+  // CUDA 13, 12.8
+  DriverFunction<void**, void**, size_t*, size_t, CopyAttributes*, size_t*, size_t, void*> copy_batch_;
+  DriverFunction<void**, void**, size_t*, size_t, CopyAttributes*, size_t*, size_t, size_t*, void*>
+      copy_batch_12_;
 };
 
 }  // namespace

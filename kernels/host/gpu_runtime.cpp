@@ -11,8 +11,10 @@
 namespace hisparse::host {
 namespace {
 
-constexpr int kNoDevice = 100;          // CUDA_ERROR_NO_DEVICE, hipErrorNoDevice
-constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING, hipStreamNonBlocking
+constexpr int kNoDevice = 100;                           // CUDA_ERROR_NO_DEVICE, hipErrorNoDevice
+constexpr unsigned kNonBlocking = 1;                     // CU_STREAM_NON_BLOCKING, hipStreamNonBlocking
+constexpr uintptr_t kNullStream = 0, kLegacyStream = 1;  // CU_STREAM_LEGACY, hipStreamLegacy
+constexpr size_t kMaxBatch = 8192;                       // HIP's limit
 constexpr int kCaptureModeRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED, hipStreamCaptureModeRelaxed
 
 // How many forks lie between this process and the first one that used a GPU here.
@@ -78,8 +80,7 @@ void GpuRuntime::load_driver() {
     }
     return;
   }
-  if (image_.begin == image_.end)
-    throw std::runtime_error(text("hisparse was built without the ", label_, " target"));
+  if (image_.begin == image_.end) throw NoDevice(text("hisparse was built without the ", label_, " target"));
   count_forks();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (is_loaded_.load(std::memory_order_relaxed)) return;
@@ -88,7 +89,7 @@ void GpuRuntime::load_driver() {
   try {
     library = SharedLibrary::open(library_candidates());
   } catch (const std::runtime_error& error) {
-    throw std::runtime_error(text("no ", label_, " driver: ", error.what()));
+    throw NoDevice(text("no ", label_, " driver: ", error.what()));
   }
   bind(library, functions_);
   driver_.library = library.path();
@@ -101,7 +102,7 @@ void GpuRuntime::load_driver() {
   }
   if (count == 0) {
     clear_error();
-    throw std::runtime_error(text("no ", label_, " device: the driver reports none"));
+    throw NoDevice(text("no ", label_, " device: the driver reports none"));
   }
 
   std::vector<std::unique_ptr<DeviceState>> devices;
@@ -216,12 +217,50 @@ std::optional<uintptr_t> GpuRuntime::device_address(const void* host, size_t byt
   return address;
 }
 
+bool GpuRuntime::captures(int device, void* stream) {
+  ready(device);
+  const CurrentDevice current(*this, device);
+  return is_captured(stream);
+}
+
+bool GpuRuntime::is_captured(void* stream) {
+  int capturing = 0;
+  check(functions_.is_capturing, stream, &capturing);
+  return capturing != 0;
+}
+
+void GpuRuntime::copy(CopyList& copies, int device, void* stream) {
+  ready(device);
+  const CurrentDevice current(*this, device);
+  // Graphs have no node for batches, and the legacy default stream takes none.
+  const auto handle = reinterpret_cast<uintptr_t>(stream);
+  bool batched = handle != kNullStream && handle != kLegacyStream && !is_captured(stream);
+  for (size_t first = 0; first < copies.size();) {
+    const size_t count = std::min(copies.size() - first, kMaxBatch);
+    if (batched && count > 1) {
+      batched = copy_batch(&copies.dst[first], &copies.src[first], &copies.bytes[first], count, stream) == 0;
+      if (batched) {
+        first += count;
+        continue;
+      }
+      clear_error();  // whatever it was: single copies may do, and else say what is wrong
+    }
+    for (const size_t end = first + count; first < end; ++first)
+      copy_one(copies.dst[first], copies.src[first], copies.bytes[first], stream);
+  }
+}
+
+void GpuRuntime::read(void* to, const void* from, size_t bytes, int device, void* stream) {
+  ready(device);
+  const CurrentDevice current(*this, device);
+  copy_one(to, from, bytes, stream);
+  check(functions_.synchronize_stream, stream);
+}
+
 uint32_t* GpuRuntime::arrival_counters(int batch, int device, void* stream) {
   DeviceState& state = ready(device);
   const CurrentDevice current(*this, device);
-  int capturing = 0;
-  check(functions_.is_capturing, stream, &capturing);
-  if (capturing != 0) return state.counters.for_graph(batch);
+  if (is_captured(stream)) return state.counters.for_graph(batch);
 
   ArrivalCounters::StreamKey key{reinterpret_cast<uintptr_t>(stream), 0};
   if (functions_.get_stream_id.call != nullptr) {

@@ -76,9 +76,14 @@ class GpuRuntime : public Runtime {
   void launch(KernelId kernel, const void* params, size_t param_bytes, const LaunchShape& shape, int device,
               void* stream) final;
   std::optional<uintptr_t> device_address(const void* host, size_t bytes, int device) final;
+  bool captures(int device, void* stream) final;
+  void copy(CopyList& copies, int device, void* stream) final;
+  void read(void* to, const void* from, size_t bytes, int device, void* stream) final;
   uint32_t* arrival_counters(int batch, int device, void* stream) final;
 
  protected:
+  static constexpr int kNotSupported = 801;  // CUDA_ERROR_NOT_SUPPORTED, hipErrorNotSupported
+
   // Host memory as kernels reach it: address 0 where they don't, bytes 0 where the allocation's end is not
   // known.
   struct MappedMemory {
@@ -97,6 +102,9 @@ class GpuRuntime : public Runtime {
   virtual int enter(int device) = 0;
   virtual void leave(int entered) = 0;
   virtual void clear_error() {}
+  virtual void copy_one(void* to, const void* from, size_t bytes, void* stream) = 0;
+  // The driver's error code; kNotSupported where it has no batched copies.
+  virtual int copy_batch(void** to, void** from, size_t* bytes, size_t count, void* stream) = 0;
 
   template <typename... Parameters, typename... Arguments>
   void check(const DriverFunction<Parameters...>& function, Arguments... arguments) {
@@ -117,6 +125,7 @@ class GpuRuntime : public Runtime {
   class RelaxedCapture;
 
   void load_driver();
+  bool is_captured(void* stream);
   DeviceState& state(int index);
   DeviceState& ready(int index);
   void load_module(DeviceState& state, int index);

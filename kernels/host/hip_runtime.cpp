@@ -67,6 +67,8 @@ class HipRuntime final : public GpuRuntime {
     get_properties_.bind(library, "hipGetDevicePropertiesR0600");
     get_device_pointer_.bind(library, "hipHostGetDevicePointer");
     get_address_range_.bind(library, "hipMemGetAddressRange");
+    copy_.bind(library, "hipMemcpyAsync");
+    copy_batch_.bind_if_there(library, "hipMemcpyBatchAsync");
   }
 
   std::string version_text(int number) override {
@@ -106,6 +108,18 @@ class HipRuntime final : public GpuRuntime {
     return {reinterpret_cast<uintptr_t>(address), offset < size ? size - offset : 0};
   }
 
+  void copy_one(void* to, const void* from, size_t bytes, void* stream) override {
+    constexpr int kByAddress = 4;  // hipMemcpyDefault
+    check(copy_, to, from, bytes, kByAddress, stream);
+  }
+
+  // HIP has no attributes of copies yet.
+  int copy_batch(void** to, void** from, size_t* bytes, size_t count, void* stream) override {
+    size_t failed = 0;
+    if (copy_batch_.call == nullptr) return kNotSupported;
+    return copy_batch_.call(to, from, bytes, count, nullptr, nullptr, 0, &failed, stream);
+  }
+
   int enter(int device) override {
     int current = 0;
     check(get_device_, &current);
@@ -130,6 +144,9 @@ class HipRuntime final : public GpuRuntime {
   DriverFunction<void*, int> get_properties_;
   DriverFunction<void**, uintptr_t, unsigned> get_device_pointer_;  // (device address, host address, flags)
   DriverFunction<void**, size_t*, void*> get_address_range_;        // (start, size, address)
+  DriverFunction<void*, const void*, size_t, int, void*> copy_;     // (to, from, bytes, kind, stream)
+  // (to, from, bytes, count, attributes, first copy of each, number of attributes, failed copy, stream)
+  DriverFunction<void**, void**, size_t*, size_t, void*, size_t*, size_t, size_t*, void*> copy_batch_;
 };
 
 }  // namespace

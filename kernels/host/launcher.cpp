@@ -6,25 +6,10 @@
 #include "device_runtimes.h"
 #include "errors.h"
 #include "launch_policy.h"
+#include "resolve.h"
 
 namespace hisparse::host {
 namespace {
-
-// CUDA takes more, but HIP counts the threads of a grid in 32 bits.
-constexpr int64_t kMaxBlocks = (int64_t{1} << 32) / 1024 - 1;
-
-template <typename Pool>
-void resolve(Pool& pool, const PoolMemory& memory, Runtime& runtime, Device device) {
-  if (!memory.on_host || device.kind == DeviceKind::kCpu || memory.bytes == 0) return;
-  const auto address = runtime.device_address(pool.base, static_cast<size_t>(memory.bytes), device.index);
-  if (!address) {
-    value_error(memory.argument,
-                text("host memory that ", to_string(device), " can reach (pinned or registered)"),
-                text("memory of which at least a part is not device accessible (", memory.bytes, " bytes at ",
-                     static_cast<const void*>(pool.base), ")"));
-  }
-  pool.base = reinterpret_cast<decltype(pool.base)>(*address);
-}
 
 CopyShape copy_shape(const void* source, const void* destination, int64_t item_size_bytes, int32_t workers) {
   const uint64_t together = reinterpret_cast<uintptr_t>(source) | reinterpret_cast<uintptr_t>(destination) |
@@ -90,7 +75,7 @@ void launch(SwapInCall& call) {
              to_string(call.device)),
         text(params.num_top_k, " and ", params.hot_buffer_size, ", which need ", row.layout.bytes, " bytes"));
   }
-  resolve(params.host_cache, call.host_cache, runtime, call.device);
+  resolve(params.host_cache.base, call.host_cache, runtime, call.device);
   if (params.batch > kMaxBlocks) {
     value_error("top_k_tokens", text("at most ", kMaxBlocks, " rows"), std::to_string(params.batch));
   }
@@ -129,8 +114,8 @@ void launch(CopyItemsCall& call) {
   CopyItemsParams& params = call.params;
   Runtime& runtime = runtime_of(call.device.kind);
   const DeviceInfo& info = runtime.device(call.device.index);
-  resolve(params.src, call.src, runtime, call.device);
-  resolve(params.dst, call.dst, runtime, call.device);
+  resolve(params.src.base, call.src, runtime, call.device);
+  resolve(params.dst.base, call.dst, runtime, call.device);
   if (params.count == 0) return;
 
   LaunchShape shape;

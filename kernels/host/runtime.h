@@ -5,7 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "../common/params.h"
 
@@ -25,6 +27,30 @@ struct DriverInfo {
   std::string library;  // the file that was loaded
   std::string
       version;  // "12.8": of CUDA that the driver supports, of the HIP runtime; "" where it is unknown
+};
+
+// This machine cannot run the target at all: no device code in this build, no driver, or no device.
+class NoDevice : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Copies without overlap, in any order among them.
+struct CopyList {
+  std::vector<void*> dst, src;
+  std::vector<size_t> bytes;
+
+  size_t size() const { return bytes.size(); }
+  void add(void* to, const void* from, size_t count) {
+    dst.push_back(to);
+    src.push_back(const_cast<void*>(from));
+    bytes.push_back(count);
+  }
+  void clear() {
+    dst.clear();
+    src.clear();
+    bytes.clear();
+  }
 };
 
 struct LaunchShape {
@@ -49,6 +75,16 @@ class Runtime {
 
   // The address at which kernels on `device` reach [host, host + bytes), or nothing where they cannot.
   virtual std::optional<uintptr_t> device_address(const void* host, size_t bytes, int device) = 0;
+
+  virtual bool captures(int device, void* stream) = 0;  // whether the stream is captured in a graph
+
+  // Enqueues copies, each from and to memory that the device reaches, by its host address where it is on the
+  // host.
+  virtual void copy(CopyList& copies, int device, void* stream) = 0;
+
+  // Reads device memory, as it is once the stream has done what is enqueued so far. Not while the stream is
+  // captured.
+  virtual void read(void* to, const void* from, size_t bytes, int device, void* stream) = 0;
 
   // `batch` zeroed counters that no launch running at the same time uses, or null where there are none to be
   // had (then one block has to serve a request).

@@ -128,6 +128,7 @@ void TensorView::read_torch_attributes() {
   element_bits_ = 8 * tensor.attr("element_size")().cast<int64_t>();
   const std::string dtype = dtype_text();
   if (dtype.rfind("torch.int", 0) == 0) type_code_ = dlpack::kInt;
+  if (dtype.rfind("torch.uint", 0) == 0) type_code_ = dlpack::kUnsigned;
   if (dtype.rfind("torch.float", 0) == 0) type_code_ = dlpack::kFloat;
   if (dtype.rfind("torch.complex", 0) == 0) type_code_ = dlpack::kComplex;
   const auto device = tensor.attr("device");
@@ -148,6 +149,7 @@ void TensorView::read_numpy_array() {
   read_only_ = data[1].cast<bool>();
   element_bits_ = 8 * element_bytes;
   if (typestr[0] != '>' && typestr[1] == 'i') type_code_ = dlpack::kInt;
+  if (typestr[0] != '>' && typestr[1] == 'u') type_code_ = dlpack::kUnsigned;
 
   std::vector<int64_t> shape = integers(interface["shape"]);
   std::vector<int64_t> strides = row_major_strides(shape);

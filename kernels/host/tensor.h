@@ -30,11 +30,13 @@ class TensorView {
   explicit operator bool() const { return argument_ != nullptr; }
   const char* argument() const { return argument_; }
   Device device() const { return device_; }
+  bool on_gpu() const { return device_.kind != DeviceKind::kCpu; }
   bool read_only() const { return read_only_; }
   int ndim() const { return ndim_; }
   int64_t size(int dimension) const { return shape_[dimension]; }
   int64_t stride(int dimension) const { return strides_[dimension]; }  // in elements
   bool is_integer(int bits) const { return type_code_ == dlpack::kInt && element_bits_ == bits; }
+  bool is_unsigned(int bits) const { return type_code_ == dlpack::kUnsigned && element_bits_ == bits; }
   template <typename T>
   T* data() const {
     return static_cast<T*>(data_);

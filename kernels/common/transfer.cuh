@@ -1,0 +1,106 @@
+// The transfer of tokens between two pools, whatever their layouts.
+#pragma once
+
+#include "params.h"
+
+namespace hisparse::HISPARSE_TARGET {
+
+// The parts of a tile in shared memory, each put there by one lane; null where there is nothing to copy.
+struct TileParts {
+  using Index = int32_t;
+
+  TilePart* parts;  // [kWarpSize]
+
+  __device__ __forceinline__ bool locate(Index part, const unsigned char*& from, unsigned char*& to) const {
+    from = parts[part].src;
+    to = parts[part].dst;
+    return to != nullptr;
+  }
+};
+
+// A layout is a value and not a type here: the kernel would have to be compiled for 7 pairs of types, and
+// computes the addresses of a tile, one per lane, in no more than a few percent of the time that its bytes
+// need.
+template <template <class> class Copy>
+class Transfer {
+ public:
+  __device__ __forceinline__ explicit Transfer(const TransferParams& params)
+      : p_(params), lane_(thread_index() % kWarpSize) {
+    // Neighbouring tiles go to different blocks: few tiles still use all of them.
+    const int32_t warp = warp_uniform(thread_index() / kWarpSize) * grid_size() + block_index();
+    plane_ = static_cast<int32_t>(static_cast<uint32_t>(warp) / p_.tiles);
+    tile_ = static_cast<uint32_t>(warp) % p_.tiles;
+  }
+
+  __device__ __forceinline__ void run() {
+    const TileParts parts{reinterpret_cast<TilePart*>(shared_memory()) + (thread_index() - lane_)};
+    load();
+    while (plane_ < p_.planes) {
+      parts.parts[lane_] = locate();
+      tile_ += p_.tile_step;
+      plane_ += p_.plane_step;
+      if (tile_ >= p_.tiles) {
+        tile_ -= p_.tiles;
+        ++plane_;
+      }
+      load();  // arrives while this tile is copied
+      warp_barrier();
+      Copy<TileParts> copy(parts, static_cast<int32_t>(p_.parts_per_tile), p_.shape);
+      copy.start(lane_, kWarpSize);
+      copy.finish();
+      warp_barrier();
+    }
+  }
+
+ private:
+  // Loads what the addresses of the current tile depend on.
+  __device__ __forceinline__ void load() {
+    if (plane_ >= p_.planes) return;
+    const int32_t heads = p_.heads;
+    const int32_t layer_plane = plane_ / heads;
+    const int32_t head = plane_ - layer_plane * heads;
+    const bool is_value = layer_plane >= p_.layers;
+    const int32_t layer = is_value ? layer_plane - p_.layers : layer_plane;
+    src_plane_ = plane(p_.src, is_value, layer, head);
+    dst_plane_ = plane(p_.dst, is_value, layer, head);
+
+    const uint32_t at = tile_ * p_.parts_per_tile + static_cast<uint32_t>(lane_);
+    src_token_ = dst_token_ = -1;
+    if (static_cast<uint32_t>(lane_) < p_.parts_per_tile && at < p_.count) {
+      src_token_ = p_.src_indices[at];
+      dst_token_ = p_.dst_indices[at];
+    }
+  }
+
+  template <class Byte>
+  __device__ __forceinline__ static Byte* plane(const TransferEnd<Byte>& end, bool is_value, int32_t layer,
+                                                int32_t head) {
+    const uint64_t* table = end.layer_tables[is_value];
+    Byte* pool = table != nullptr ? reinterpret_cast<Byte*>(table[layer]) : end.pools[is_value];
+    return pool + end.layout.part_offset(layer, head);
+  }
+
+  __device__ __forceinline__ TilePart locate() const {
+    const bool is_copied =
+        src_token_ >= 0 && src_token_ < p_.src.tokens && dst_token_ >= 0 && dst_token_ < p_.dst.tokens;
+    if (!is_copied) return {nullptr, nullptr};
+    return {src_plane_ + p_.src.layout.token_offset(src_token_),
+            dst_plane_ + p_.dst.layout.token_offset(dst_token_)};
+  }
+
+  const TransferParams& p_;
+  const int32_t lane_;
+  int32_t plane_;
+  uint32_t tile_;
+  const unsigned char* src_plane_ = nullptr;
+  unsigned char* dst_plane_ = nullptr;
+  int64_t src_token_ = -1;
+  int64_t dst_token_ = -1;
+};
+
+template <template <class> class Copy>
+__device__ __forceinline__ void transfer(const TransferParams& params) {
+  Transfer<Copy>(params).run();
+}
+
+}  // namespace hisparse::HISPARSE_TARGET
