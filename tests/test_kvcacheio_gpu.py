@@ -36,7 +36,7 @@ def test_random_calls_in_bulk(seed):
             layer_id=int(rng.integers(layers)),
             page_size=page_size,
             head_num=heads,
-            tokens=page_size * int(rng.integers(1, 1 + 4000 // (layers * page_size))),
+            tokens=page_size * int(rng.integers(1, 2 + 4000 // (layers * page_size))),
             padding=int(rng.choice([0, 0, 16])) * heads,
             leads=tuple(rng.choice([0, 0, 4, 8, 1, 13], 2).tolist()),
         )
