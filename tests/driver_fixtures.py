@@ -57,6 +57,8 @@ def run(kind, build_driver):
             **os.environ,
             "PYTHONPATH": str(Path(hisparse.__file__).parent.parent),
             "FAKE_KIND": kind,
+            "HISPARSE_CUDA_LIBRARY": "/nowhere/libdriver.so",
+            "HISPARSE_HIP_LIBRARY": "/nowhere/libdriver.so",
             f"HISPARSE_{kind.upper()}_LIBRARY": path,
         }
         code = (PRELUDE if library is None else "") + textwrap.dedent(script)

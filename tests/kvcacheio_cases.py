@@ -7,7 +7,7 @@ from typing import Any
 
 import kvcacheio_reference as reference
 import numpy as np
-from places import HOST_POOLS, Guarded, assert_same
+from places import HOST_POOLS, GpuPlace, Guarded, assert_same
 
 import hisparse.kvcacheio as kvcacheio
 
@@ -145,7 +145,10 @@ def expect(case: Case) -> Case:
 
 
 def address_of(view: Any, place) -> int:
-    return kvcacheio.get_device_accessible_ptr(view, place.device.index if hasattr(place, "device") else 0)
+    """What a layer table holds. Host memory need not be one that a GPU of the machine reaches."""
+    if isinstance(place, GpuPlace):
+        return kvcacheio.get_device_accessible_ptr(view, place.device.index)
+    return view.ctypes.data if isinstance(view, np.ndarray) else view.data_ptr()
 
 
 class Placed:

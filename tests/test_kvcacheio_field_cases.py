@@ -100,7 +100,7 @@ def test_F21_pools_in_mapped_memory(cpu_place, rng):
     with cpu_place.options():
         kvcacheio.transfer_kv_per_layer_mla(src, dst, order, order[::-1].copy(), 512)
     assert np.array_equal(dst, src[::-1])
-    tables = [np.array([kvcacheio.get_device_accessible_ptr(a, 0)], np.uint64) for a in (src, dst)]
+    tables = [np.array([pool.ctypes.data], np.uint64) for pool in (src, dst)]
     with cpu_place.options():
         kvcacheio.transfer_kv_all_layer_mla(*tables, order, order, 512, 1)
     assert np.array_equal(dst, src)

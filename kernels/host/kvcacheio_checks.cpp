@@ -42,6 +42,14 @@ int64_t block_quota_from_environment() {
   return quota;
 }
 
+// Whether torch, where it is loaded, is the one of AMD's GPUs.
+bool torch_is_for_rocm() {
+  PyObject* torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
+  if (torch == nullptr) return false;
+  const auto version = pybind11::getattr(torch, "version", pybind11::none());
+  return !pybind11::getattr(version, "hip", pybind11::none()).is_none();
+}
+
 struct Sizes {
   int64_t item = 1, layout_dim = 0, num_layers = 1, page_size = 1, head_num = 1;
 };
@@ -176,8 +184,10 @@ uintptr_t get_device_accessible_ptr(PyObject* object, PyObject* device_index) {
   }
   if (!tensor.is_row_major())
     value_error("tensor", "row-major storage", text("strides ", tensor.strides_text()));
+  const PoolMemory memory{"tensor", tensor.bytes(), true};
+  const bool prefers_rocm = torch_is_for_rocm();
   const pybind11::gil_scoped_release release;
-  return device_accessible_address(tensor.data<void>(), {"tensor", tensor.bytes(), true}, index);
+  return device_accessible_address(tensor.data<void>(), memory, index, prefers_rocm);
 }
 
 }  // namespace hisparse::host

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "device_runtimes.h"
 #include "errors.h"
 #include "launch_policy.h"
 #include "resolve.h"
@@ -180,21 +179,23 @@ void launch(LayerCopyCall& call) {
   }
 }
 
-uintptr_t device_accessible_address(const void* host, const PoolMemory& memory, int64_t device_index) {
-  for (Runtime* runtime : {&cuda_runtime(), &hip_runtime()}) {
+uintptr_t device_accessible_address(const void* host, const PoolMemory& memory, int64_t device_index,
+                                    bool prefers_rocm) {
+  DeviceKind kinds[] = {DeviceKind::kCuda, DeviceKind::kRocm};
+  if (prefers_rocm) std::swap(kinds[0], kinds[1]);
+  for (const DeviceKind kind : kinds) {
+    Runtime& runtime = runtime_of(kind);
     int count = 0;
     try {
-      count = runtime->device_count();
+      count = runtime.device_count();
     } catch (const NoDevice&) {
       continue;
     }
     if (device_index >= count) {
       value_error("device_index", text("0 to ", count - 1), std::to_string(device_index));
     }
-    const bool is_cuda = runtime == &cuda_runtime();
-    const Device device{is_cuda ? DeviceKind::kCuda : DeviceKind::kRocm, static_cast<int>(device_index)};
     auto* base = static_cast<const unsigned char*>(host);
-    resolve(base, memory, *runtime, device);
+    resolve(base, memory, runtime, {kind, static_cast<int>(device_index)});
     return reinterpret_cast<uintptr_t>(base);
   }
   return reinterpret_cast<uintptr_t>(host);

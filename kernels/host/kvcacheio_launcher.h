@@ -72,7 +72,9 @@ void launch(DirectCall& call);
 void launch(LayerCopyCall& call);
 
 // The address at which kernels on a device of this machine reach host memory: the address itself where the
-// machine has no device. std::invalid_argument where they don't reach it, or there is no such device.
-uintptr_t device_accessible_address(const void* host, const PoolMemory& memory, int64_t device_index);
+// machine has no device. Of two vendors' devices `prefers_rocm` says which are meant. std::invalid_argument
+// where they don't reach it, or there is no such device.
+uintptr_t device_accessible_address(const void* host, const PoolMemory& memory, int64_t device_index,
+                                    bool prefers_rocm);
 
 }  // namespace hisparse::host
