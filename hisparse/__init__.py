@@ -6,8 +6,17 @@ this one, then libamdhip64.so.7, .so.6 and .so. HISPARSE_CUDA_LIBRARY and HISPAR
 A process that is forked from one in which a GPU was used cannot use it: fork before the first call, or spawn.
 """
 
+try:
+    from ._C import build_info
+except ModuleNotFoundError as error:
+    if error.name != f"{__name__}._C":
+        raise
+    raise ImportError(
+        f"{__path__[0]} is hisparse's source without its extension: start Python in another folder, "
+        "or build it in place with `pip install -e .`"
+    ) from error
+
 from . import cpu, kvcacheio
-from ._C import build_info
 from ._version import __version__
 from .swap_in import copy_items, load_cache_to_device_buffer_mla
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import hisparse
 from hisparse import demo, info, verify
+from hisparse.bench import command as bench
 
-COMMANDS = {"demo": demo, "info": info, "verify": verify}
+COMMANDS = {"demo": demo, "info": info, "verify": verify, "bench": bench}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

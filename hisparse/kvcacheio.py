@@ -6,7 +6,7 @@ A *pool* holds the keys, the values, or the latent items of all tokens; an *item
 =============  ==========================================================  ===================================
 layer first    ``[token, item_size]``, one layer a pool                    ``src_k``, ``dst`` of one layer
 layer table    uint64 ``[num_layers]``: the address of each such pool      ``src_k_layers``, ``dst_layers``
-page first     ``[token, layout_dim]``, of which layer l is                ``_pf``
+page first     ``[token, layout_dim]``, of which layer l is                ``_pf``, but not ``_direct``
                ``[:, l * item_size : (l + 1) * item_size]``
 page head      ``[page, head, token in page, layer, item_size / heads]``   ``_ph``
 =============  ==========================================================  ===================================

@@ -60,7 +60,8 @@ def load_cache_to_device_buffer_mla(
             registered host memory, or memory of the same device.
         device_buffer: Any dtype and shape, contiguous, written. The pool that attention reads.
         top_k_device_locs: int32 [B, >= K], written. The loc in ``device_buffer`` of each entry of ``top_k_tokens``, -1
-            where it has none. The first K columns are all defined; further ones keep their values.
+            where it has none. The first K columns are all defined; further ones keep their values. Shares no element
+            with another argument.
         req_pool_indices: int32 or int64 [B], read. The row of each request in the tables.
         seq_lens: int32 or int64 [B], read. Lengths in tokens, the newest one included.
         lru_slots: int16 [R, >= H], updated. A permutation of the slots 0 .. H - 1, least recently used first.

@@ -12,6 +12,7 @@ from importlib import resources
 
 import numpy as np
 import pytest
+from places import has_gpu
 
 import hisparse
 from hisparse.cli import main
@@ -207,3 +208,12 @@ def test_what_the_op_refuses_is_a_plain_error(capsys):
     assert stopped.value.code == 2
     printed = capsys.readouterr().err
     assert "hisparse demo: error:" in printed and "shared memory" in printed and "Traceback" not in printed
+
+
+def test_bench_says_what_it_needs(capsys):
+    if has_gpu():
+        pytest.skip("has a GPU")
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench"])
+    assert stopped.value.code == 2
+    assert "the benchmark needs" in capsys.readouterr().err

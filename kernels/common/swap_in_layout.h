@@ -13,7 +13,7 @@ struct SwapInLayout {
   uint32_t hits;     // uint8 [hot_buffer_size], flags; then int32 [num_top_k], the device locs of the misses
   uint32_t victims;  // uint16 [num_top_k]: the slots that the misses take
   uint32_t scratch;  // uint32 [kScratchWords]
-  uint32_t lru;      // uint16 [hot_buffer_size]: the LRU row; bit 15: hit. If staged
+  uint32_t lru;  // uint16 [hot_buffer_size]: the LRU row as loaded (bit 15: hit) if staged, else the new one
   uint32_t entry_cells;  // uint16 [num_top_k]: the cell of each entry; bit 15: its first place, and a miss.
                          // If staged
   uint32_t bytes;

@@ -1,5 +1,7 @@
 #include "arguments.h"
 
+#include <algorithm>
+
 namespace py = pybind11;
 
 namespace hisparse::host {
@@ -25,13 +27,22 @@ std::string range_text(int64_t least, int64_t most) {
 
 }  // namespace
 
-int64_t read_integer(const char* argument, py::handle object, int64_t least, int64_t most) {
+namespace {
+
+// `overflow` is -1 or 1 where the value does not fit.
+int64_t read_any_integer(const char* argument, py::handle object, int& overflow) {
   if (!PyLong_CheckExact(object.ptr()) && !is_integer(object))
     type_error(argument, "an int", type_name(object));
   const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
   if (!index) throw py::error_already_set();
+  return PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+}
+
+}  // namespace
+
+int64_t read_integer(const char* argument, py::handle object, int64_t least, int64_t most) {
   int overflow = 0;
-  const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  const int64_t value = read_any_integer(argument, object, overflow);
   if (overflow != 0 || value < least || value > most) {
     value_error(argument, range_text(least, most),
                 overflow == 0  ? std::to_string(value)
@@ -39,6 +50,13 @@ int64_t read_integer(const char* argument, py::handle object, int64_t least, int
                                : "2**63 or more");
   }
   return value;
+}
+
+int64_t read_layer(const char* argument, py::handle object) {
+  constexpr int64_t kFarOutside = int64_t{1} << 62;
+  int overflow = 0;
+  const int64_t value = read_any_integer(argument, object, overflow);
+  return overflow != 0 ? overflow * kFarOutside : std::clamp(value, -kFarOutside, kFarOutside);
 }
 
 bool read_flag(const char* argument, py::handle object) {

@@ -49,7 +49,11 @@ py::dict build_info() {
   info["targets"] = targets;
   info["cuda_archs"] = *HISPARSE_CUDA_ARCHS != '\0' ? archs(HISPARSE_CUDA_ARCHS) : py::list();
   info["rocm_archs"] = *HISPARSE_ROCM_ARCHS != '\0' ? archs(HISPARSE_ROCM_ARCHS) : py::list();
+#if defined(__clang__)
   info["compiler"] = __VERSION__;
+#else
+  info["compiler"] = "GCC " __VERSION__;
+#endif
   return info;
 }
 

@@ -1,6 +1,10 @@
 #include "cpu_runtime.h"
 
+#include <pthread.h>
+
 #include <cctype>
+#include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -41,31 +45,38 @@ const char* from_environment(const char* name) {
   return text != nullptr && *text != '\0' ? text : nullptr;
 }
 
-uint64_t number_from_environment(const char* name, const char* text) {
-  char* end;
-  const uint64_t value = std::strtoull(text, &end, 10);
-  if (*end != '\0' || *text == '-')
-    throw std::invalid_argument(std::string(name) + ": expected a number of at least 0, got '" + text + "'");
+uint64_t number_from_environment(const char* name, const char* text, uint64_t most) {
+  errno = 0;
+  char* end = nullptr;
+  const uint64_t value = std::isdigit(static_cast<unsigned char>(*text)) ? std::strtoull(text, &end, 10) : 0;
+  if (end == nullptr || *end != '\0' || errno != 0 || value > most)
+    throw std::invalid_argument(std::string(name) + ": expected a number from 0 to " + std::to_string(most) +
+                                ", got '" + text + "'");
   return value;
 }
 
 CpuOptions options_from_environment() {
   CpuOptions options;
   if (const char* text = from_environment("HISPARSE_CPU_WARP_SIZE"))
-    options.warp_size = static_cast<int>(number_from_environment("HISPARSE_CPU_WARP_SIZE", text));
+    options.warp_size = static_cast<int>(number_from_environment("HISPARSE_CPU_WARP_SIZE", text, INT_MAX));
   if (const char* text = from_environment("HISPARSE_CPU_SEED"))
-    options.seed = number_from_environment("HISPARSE_CPU_SEED", text);
+    options.seed = number_from_environment("HISPARSE_CPU_SEED", text, INT64_MAX);
   if (const char* text = from_environment("HISPARSE_CPU_STRICT"))
-    options.strict = number_from_environment("HISPARSE_CPU_STRICT", text) != 0;
+    options.strict = number_from_environment("HISPARSE_CPU_STRICT", text, 1) != 0;
   if (const char* text = from_environment("HISPARSE_CPU_ITEM_COPY")) options.item_copy = text;
   if (const char* text = from_environment("HISPARSE_CPU_SHARED_MEMORY_BYTES"))
-    options.shared_memory_bytes = number_from_environment("HISPARSE_CPU_SHARED_MEMORY_BYTES", text);
+    options.shared_memory_bytes =
+        number_from_environment("HISPARSE_CPU_SHARED_MEMORY_BYTES", text, INT64_MAX);
   check(options, true);
   return options;
 }
 
 std::mutex options_mutex;
 std::optional<CpuOptions> chosen_options;
+
+// A process that is forked while another thread holds the lock would find it held for ever.
+const int kForksWithoutLock = pthread_atfork([] { options_mutex.lock(); }, [] { options_mutex.unlock(); },
+                                             [] { options_mutex.unlock(); });
 
 class CpuRuntime final : public Runtime {
  public:
@@ -74,13 +85,13 @@ class CpuRuntime final : public Runtime {
 
   const DeviceInfo& device(int) override {
     thread_local DeviceInfo info;
-    const CpuOptions options = cpu_options();
+    const CpuOptions& options = snapshot() = cpu_options();
     info = {"SIMT executor", "cpu", options.warp_size, 1024, 1, options.shared_memory_bytes};
     return info;
   }
 
   void launch(KernelId id, const void* params, size_t, const LaunchShape& shape, int, void*) override {
-    const CpuOptions options = cpu_options();
+    const CpuOptions& options = snapshot();
     const bool chunk_copy = options.item_copy == "chunk";
     const cpu::Kernel kernel =
         options.warp_size == 32 ? cpu_wave32::kernel(id, chunk_copy) : cpu_wave64::kernel(id, chunk_copy);
@@ -113,6 +124,13 @@ class CpuRuntime final : public Runtime {
   }
 
  private:
+  // The options by which a launch was shaped are those that it runs with, whatever another thread sets
+  // meanwhile: the launcher asks for the device first.
+  static CpuOptions& snapshot() {
+    thread_local CpuOptions options;
+    return options;
+  }
+
   static std::vector<uint32_t>& counters() {
     thread_local std::vector<uint32_t> all;
     return all;

@@ -131,7 +131,7 @@ TransferCall check_transfer(const TransferOp& op, PyObject* const* arguments) {
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
   TransferCall call;
   Sizes sizes;
-  if (op.has_pages(op.src)) call.layer_id = integer("layer_id", std::numeric_limits<int64_t>::min(), kAny);
+  if (op.has_pages(op.src)) call.layer_id = read_layer("layer_id", *arguments++);
   sizes.item = integer("item_size", 1, kMaxItemBytes);
   if (op.has_pages(op.src)) sizes.layout_dim = integer("src_layout_dim", 1, kAny);
   if (op.has_pages(op.dst)) sizes.layout_dim = integer("dst_layout_dim", 1, kAny);

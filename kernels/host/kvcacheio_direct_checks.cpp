@@ -99,7 +99,7 @@ void check_pages(const Checker& check, const std::vector<TensorView>& pools,
     for (int64_t j = 0; j < count; ++j) {
       const TensorView& layer = layers[side * static_cast<size_t>(count) + static_cast<size_t>(j)];
       check_pool(check, layer, to_pages ? Access::kRead : Access::kWrite, 1, call);
-      if (layer.bytes() > 0 && pool.bytes() > 0) check_equal(layer, row_bytes(layer), pool, token);
+      if (layer.size(0) > 0 && pool.size(0) > 0) check_equal(layer, row_bytes(layer), pool, token);
       plain.tokens = std::min(plain.tokens, layer.size(0));
       const int64_t block = call.page_size * token, offset = (layer_id + j) * block;
       DirectPlane plane{};
@@ -125,9 +125,7 @@ DirectCall check_direct_pages(PyObject* const* arguments, bool to_pages) {
   const std::vector<TensorView> dst = read_list("dst_ptrs", arguments[1], call);
   const TensorView src_indices("src_indices", arguments[2]);
   const TensorView dst_indices("dst_indices", arguments[3]);
-  const int64_t layer_id =
-      to_pages ? 0
-               : read_integer("layer_id", arguments[4], std::numeric_limits<int32_t>::min(), kMaxItemBytes);
+  const int64_t layer_id = to_pages ? 0 : read_layer("layer_id", arguments[4]);
   const int64_t page_size = read_integer("page_size", arguments[to_pages ? 4 : 5], 1, kAny);
 
   const TensorView& anchor = anchor_of(src, dst, src_indices, dst_indices);
@@ -181,7 +179,7 @@ DirectCall check_direct(PyObject* const* arguments) {
     check_pool(check, src[i], Access::kRead, 1, call);
     check_pool(check, dst[i], Access::kWrite, 1, call);
     const int64_t token = row_bytes(src[i]);
-    if (src[i].bytes() > 0 && dst[i].bytes() > 0) check_equal(dst[i], row_bytes(dst[i]), src[i], token);
+    if (src[i].size(0) > 0 && dst[i].size(0) > 0) check_equal(dst[i], row_bytes(dst[i]), src[i], token);
     call.src.tokens = std::min(call.src.tokens, src[i].size(0));
     call.dst.tokens = std::min(call.dst.tokens, dst[i].size(0));
     call.planes.push_back(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "errors.h"
@@ -159,7 +160,13 @@ void launch(LayerCopyCall& call) {
     return std::binary_search(targets.begin(), targets.end(), pair.src);
   });
 
+  // All room before the first copy: where there is not enough, nothing has changed.
   std::vector<unsigned char> rows;
+  if (overlaps) {
+    const auto widest = static_cast<uint64_t>(*std::max_element(call.strides, call.strides + call.layers));
+    if (widest > rows.max_size() / pairs.size()) throw std::bad_alloc();
+    rows.resize(pairs.size() * widest);
+  }
   for (int64_t layer = 0; layer < call.layers; ++layer) {
     auto* base = reinterpret_cast<unsigned char*>(static_cast<uintptr_t>(call.data_ptrs[layer]));
     const int64_t bytes = call.strides[layer];
@@ -171,7 +178,6 @@ void launch(LayerCopyCall& call) {
       for (const DirectRun& pair : pairs) copy(row(pair.dst), row(pair.src));
       continue;
     }
-    rows.resize(pairs.size() * static_cast<size_t>(bytes));
     unsigned char* next = rows.data();
     for (const DirectRun& pair : pairs) copy(std::exchange(next, next + bytes), row(pair.src));
     next = rows.data();

@@ -142,6 +142,11 @@ void TensorView::read_torch_attributes() {
 // The array interface rather than the buffer protocol, which has no formats for bfloat16 or float8.
 void TensorView::read_numpy_array() {
   const py::dict interface = py::handle(object_).attr("__array_interface__");
+  if (py::handle(object_).attr("dtype").attr("hasobject").cast<bool>()) {
+    type_error(
+        argument_, "an array of plain bytes",
+        "one of objects (dtype " + py::str(py::handle(object_).attr("dtype")).cast<std::string>() + ")");
+  }
   const py::tuple data = interface["data"];
   const auto typestr = interface["typestr"].cast<std::string>();
   const auto element_bytes = py::handle(object_).attr("itemsize").cast<int64_t>();
@@ -157,9 +162,10 @@ void TensorView::read_numpy_array() {
   if (!byte_strides.is_none()) {
     const std::vector<int64_t> bytes = integers(byte_strides);
     for (size_t i = 0; i < shape.size(); ++i) {
+      if (shape[i] <= 1) continue;  // NumPy may put any stride there
       if (element_bytes != 0 && bytes[i] % element_bytes == 0) {
         strides[i] = bytes[i] / element_bytes;
-      } else if (shape[i] > 1) {
+      } else {
         value_error(argument_, "strides of whole elements",
                     tuple_text(bytes.data(), static_cast<int>(bytes.size())) + " bytes");
       }
