@@ -162,7 +162,7 @@ void launch(LayerCopyCall& call) {
 
   // All room before the first copy: where there is not enough, nothing has changed.
   std::vector<unsigned char> rows;
-  if (overlaps) {
+  if (overlaps && call.layers > 0) {
     const auto widest = static_cast<uint64_t>(*std::max_element(call.strides, call.strides + call.layers));
     if (widest > rows.max_size() / pairs.size()) throw std::bad_alloc();
     rows.resize(pairs.size() * widest);
