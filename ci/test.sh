@@ -48,5 +48,8 @@ bash ci/build_wheel.sh
 bash ci/check_wheel.sh dist/*/*.whl
 bash ci/test_wheel.sh dist/universal/*.whl
 
+step "Sanitizers"
+for warp_size in 32 64; do bash ci/sanitize.sh "$warp_size"; done
+
 step "Tests"
 .venv/bin/python -m pytest -n auto "$@"
