@@ -66,7 +66,7 @@ def load_cache_to_device_buffer_mla(
         seq_lens: int32 or int64 [B], read. Lengths in tokens, the newest one included.
         lru_slots: int16 [R, >= H], updated. A permutation of the slots 0 .. H - 1, least recently used first.
         item_size_bytes: Bytes of one token in one layer.
-        num_top_k: K, at most 16383.
+        num_top_k: K, at most 32766.
         hot_buffer_size: H, from K to 32768. How far it goes on a GPU is a question of its shared memory.
         page_size: Slots of a row behind the first H.
         block_size: The least number of threads per block: a multiple of the device's warp size, at most 1024.

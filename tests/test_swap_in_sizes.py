@@ -67,6 +67,24 @@ def test_tokens_that_a_weak_hash_throws_together(sweep_place, rng, stride, ascen
     check(sweep_place, make_case(rng, [row], host_rows=999, spare_requests=0, **sizes))
 
 
+@pytest.mark.parametrize("staged", [False, True])
+def test_tokens_that_share_a_cell_of_the_table(sweep_place, rng, staged):
+    """A table with fewer cells than the sequence has tokens: those that hash to one cell are chained, however many."""
+    seq_len = 1 << 22
+    hashes = np.arange(seq_len - 1, dtype=np.uint64) * 0x9E3779B1 % 2**32
+    together = np.flatnonzero(hashes < 2**32 // 100_000)
+    assert len(together) > 32
+    entries = rng.permutation(np.concatenate([together, together[::2], together[:5], rng.integers(0, seq_len, 20)]))
+    hot = 256
+    held = rng.permutation(np.concatenate([together[::3], np.setdiff1d(np.flatnonzero(hashes % 99_991 == 7), together)]))
+    slots = rng.permutation(hot)[: len(held[:hot])]
+    row = Row(seq_len, entries, dict(zip(slots.tolist(), held[:hot].tolist(), strict=True)))
+    case = make_case(
+        rng, [row], num_top_k=len(entries), hot_buffer_size=hot, item_size_bytes=8, host_rows=999, spare_requests=0
+    )
+    check(sweep_place, case, block_size=64 if staged else 256)
+
+
 @pytest.mark.parametrize("hot_buffer_size", [2048, 4096, 6144, 8192, 8191, 16384, 32768])
 def test_2048_entries(sweep_place, rng, hot_buffer_size):
     if hot_buffer_size > shared_memory_allows(sweep_place):

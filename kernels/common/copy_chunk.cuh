@@ -18,12 +18,19 @@ class ChunkCopy {
 
   // Issues the first loads. What the caller does between start and finish hides behind the first round trip.
   __device__ __forceinline__ void start(int32_t worker, int32_t) {
+    // Few items leave most warps without a word: they skip the division.
+    const auto words = static_cast<int64_t>(count_) * shape_.words_per_item;
+    if (worker >= words) {
+      item_ = count_;
+      return;
+    }
     item_ = static_cast<uint32_t>(worker) / static_cast<uint32_t>(shape_.words_per_item);
     word_ = static_cast<uint32_t>(worker) % static_cast<uint32_t>(shape_.words_per_item);
     if (shape_.word_bytes == 16) load(first_);
   }
 
   __device__ __forceinline__ void finish() {
+    if (item_ >= count_ && !first_.live[0]) return;
     if (shape_.word_bytes == 16) {
       store(first_);
       run<16>();
@@ -92,7 +99,7 @@ class ChunkCopy {
   const CopyShape& shape_;
   Index item_ = 0;
   int32_t word_ = 0;
-  Batch<16, kFirstInFlight> first_;
+  Batch<16, kFirstInFlight> first_{};
 };
 
 }  // namespace hisparse::HISPARSE_TARGET

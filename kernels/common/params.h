@@ -78,8 +78,7 @@ struct SwapInParams {
   int32_t batch;
   int32_t num_top_k;
   int32_t hot_buffer_size;
-  int32_t table_bits;   // log2 of the cells of the token table
-  SwapInLayout layout;  // SwapInLayout::make(num_top_k, hot_buffer_size, table_bits, ...)
+  SwapInLayout layout;  // SwapInLayout::make(num_top_k, hot_buffer_size, ...)
   int32_t blocks_per_request;
   int32_t slots_per_thread;    // at least 4, a multiple of 4
   int32_t entries_per_thread;  // at least 1

@@ -114,8 +114,7 @@ class SwapIn {
     // What needs nothing of these comes before the first look at them.
     const Share entries = run_of(p_.num_top_k, kEntryTurns > 0 ? kEntryTurns : p_.entries_per_thread, 1);
     Early<int32_t, kEntryTurns> asked;
-    for_each<kEntryTurns>(entries, [&](int turn, int i) { asked.start(turn, [&] { return top_k_[i]; }); });
-    clear_table();
+    for_all<kEntryTurns>(entries, [&](int turn, int i) { asked.start(turn, [&] { return asked_at(i); }); });
 
     if (row_ >= real_rows) {
       if (block_part() == 0) write_padding();
@@ -136,23 +135,20 @@ class SwapIn {
   static constexpr int kGroupTurns = kSlotsPerThread / 4;
   static constexpr int kEntryTurns = kSlotsPerThread > 0 ? kEntriesInRegisters : 0;
 
-  // What `places` holds per cell: kNowhere, the first place in the row of a token that is not resident, or
-  // the complement of a slot, marked where this call fills it.
+  // What `places` holds: the first entry that asks for the token of this one, if the token is not resident,
+  // or its device loc, marked. Once the misses are counted, the rank of a miss, marked, or nothing.
   static constexpr int32_t kNowhere = INT32_MAX;
+  static constexpr int32_t kResident = INT32_MIN;
   static constexpr int32_t kFilled = 1 << 16;
   static constexpr int32_t kRankMask = kFilled - 1;
-  // Marks the cell of an entry that is the first of a token that is not resident.
+  // Marks an entry that is the first of a token that is not resident.
   static constexpr int32_t kMiss = 1 << 15;
-  // Marks one of a token that another entry brought; the two marks are never needed at the same time.
-  static constexpr int32_t kAgain = kMiss;
-  static constexpr int32_t kCellMask = kMiss - 1;
-  static constexpr int32_t kNewest = kNowhere - 1;
+  static constexpr int32_t kEntryMask = kMiss - 1;
   // Stores of single slots touch 8 to 16 sectors each: a quarter of the time at H=8192 on H200. A row that is
   // staged has no room to be put together beside itself.
   static constexpr bool kLruGoesThroughShared = kSlotsPerThread > 0;
   // Words of scratch behind the warp totals.
   static constexpr int kArrived = 32;
-  static constexpr int kSpare = 33;
 
   using Recent = Kept<RecentSlots, Four<uint16_t>, kGroupTurns>;
 
@@ -166,30 +162,10 @@ class SwapIn {
     int32_t* const out = out_row();
     HISPARSE_NO_UNROLL
     for (int i = thread_; i < p_.num_top_k; i += threads_) {
-      const int32_t token = top_k_[i];
+      const int32_t token = token_at(i);
       out[i] = token >= 0 && token < seq_len ? locs_[token] : -1;
     }
     if (p_.miss_count != nullptr && thread_ == 0) p_.miss_count[row_] = 0;
-  }
-
-  // Entries that are no token to look up share two cells of their own, behind the others.
-  __device__ __forceinline__ void clear_table() const {
-    unsigned char* const shared = shared_memory();
-    int32_t* const keys = reinterpret_cast<int32_t*>(shared + p_.layout.keys);
-    int32_t* const places = reinterpret_cast<int32_t*>(shared + p_.layout.places);
-    const int cells = 1 << p_.table_bits;
-    HISPARSE_NO_UNROLL
-    for (int i = thread_ * 4; i < cells; i += threads_ * 4) {
-      constexpr int32_t kEmpty = TokenTable::kEmpty;
-      put_four(keys + i, {kEmpty, kEmpty, kEmpty, kEmpty});
-    }
-    if (thread_ == 0) {
-      int32_t* const spare = reinterpret_cast<int32_t*>(shared + p_.layout.scratch) + kSpare;
-      spare[0] = kNewest;
-      spare[1] = kNowhere;
-      places[cells] = ~p_.hot_buffer_size;
-      places[cells + 1] = kNowhere;
-    }
   }
 
   __device__ __forceinline__ void swap_in(uint32_t seq_len, const Share& entries,
@@ -198,18 +174,18 @@ class SwapIn {
     int16_t* const lru_row = settled(p_.lru_slots + request_ * p_.lru_stride);
     unsigned char* const shared = settled_shared(shared_memory());
     const SwapInLayout& at = p_.layout;
-    int32_t* const keys = reinterpret_cast<int32_t*>(shared + at.keys);
     int32_t* const places = settled_shared(reinterpret_cast<int32_t*>(shared + at.places));
     uint8_t* const hits = settled_shared(shared + at.hits);
+    int32_t* const slot_locs = reinterpret_cast<int32_t*>(shared + at.locs);
     uint32_t* const scratch = reinterpret_cast<uint32_t*>(shared + at.scratch);
-    // These two take over the room of the keys and of the hits, which nobody reads any more by then.
-    const unsigned char** const miss_sources = reinterpret_cast<const unsigned char**>(shared + at.keys);
-    int32_t* const miss_device_locs = reinterpret_cast<int32_t*>(shared + at.hits);
     uint16_t* const victims = reinterpret_cast<uint16_t*>(shared + at.victims);
+    // These two take over the room of the table and of the hits, which nobody reads any more by then.
+    const unsigned char** const miss_sources = reinterpret_cast<const unsigned char**>(shared + at.table);
+    int32_t* const miss_device_locs = reinterpret_cast<int32_t*>(shared + at.hits);
 
     const int slots = p_.hot_buffer_size;
-    const int cells = 1 << p_.table_bits;
-    const TokenTable table(keys, p_.table_bits);
+    const uint32_t newest = seq_len - 1;
+    const TokenTable table(shared, at, p_.num_top_k, newest);
 
     // Slots are looked at by number, dealt out in groups of four, and in LRU order, a run of groups per
     // thread.
@@ -219,68 +195,63 @@ class SwapIn {
     const auto load_resident = [&](int slot) {
       return load_four(tokens_row, slot, slots, aligned, int32_t{-1});
     };
+    const auto load_locs = [&](int slot) { return load_four(locs_, slot, slots, aligned, int32_t{0}); };
     const auto load_recent = [&](int i) { return RawSlots::load(lru_row, i, recent.end, aligned); };
 
     // All loads that need nothing but the row are on their way before the first barrier.
-    Early<Four<int32_t>, kGroupTurns> resident;
+    Early<Four<int32_t>, kGroupTurns> resident, resident_locs;
     Early<RawSlots, kGroupTurns> loaded_lru;
-    for_each<kGroupTurns>(
-        groups, [&](int turn, int slot) { resident.start(turn, [&] { return load_resident(slot); }); });
+    for_each<kGroupTurns>(groups, [&](int turn, int slot) {
+      resident.start(turn, [&] { return load_resident(slot); });
+      resident_locs.start(turn, [&] { return load_locs(slot); });
+    });
     for_each<kGroupTurns>(recent,
                           [&](int turn, int i) { loaded_lru.start(turn, [&] { return load_recent(i); }); });
+    const int32_t newest_loc = thread_ == 0 ? locs_[slots] : 0;
+
+    // Entries that are no token to look up have two places of their own.
+    Kept<int32_t, uint16_t, kEntryTurns> stands_for(shared + at.entries);
+    const int at_newest = static_cast<int>(at.places_end), nowhere = at_newest + 1;
+    for_all<kEntryTurns>(entries, [&](int turn, int i) {
+      const int32_t token = asked.get(turn, [&] { return asked_at(i); });
+      const bool is_token = static_cast<uint32_t>(token) < newest;
+      places[i] = i;
+      table.put(i, is_token ? token : TokenTable::kNone);
+      stands_for.set(turn, i, is_token ? i : static_cast<uint32_t>(token) == newest ? at_newest : nowhere);
+    });
     block_barrier();
 
-    Kept<int32_t, uint16_t, kEntryTurns> entry_cells(shared + at.entry_cells);
-    // All threads take the same number of rounds, whether they have entries left or not.
-    constexpr int kAtOnce = kEntryTurns > 0 ? kEntryTurns : 1;
-    const int rounds = kEntryTurns > 0 ? 1 : p_.entries_per_thread;
-    const int spare_cell = static_cast<int>(at.scratch - at.keys) / 4 + kSpare;
-    HISPARSE_NO_UNROLL
-    for (int round = 0; round < rounds; ++round) {
-      int32_t tokens[kAtOnce], cell[kAtOnce];
-      bool is_new[kAtOnce];
-      HISPARSE_UNROLL
-      for (int turn = 0; turn < kAtOnce; ++turn) {
-        const int i = entries.first + round + turn;
-        tokens[turn] = -1;
-        if (i < entries.end) tokens[turn] = asked.get(turn, [&] { return top_k_[i]; });
-        const bool is_newest = static_cast<uint32_t>(tokens[turn]) == seq_len - 1;
-        const bool is_token = static_cast<uint32_t>(tokens[turn]) < seq_len - 1;
-        if (!is_token) tokens[turn] = is_newest ? kNewest : kNowhere;
-        cell[turn] = is_token ? table.first_cell(tokens[turn]) : spare_cell + !is_newest;
-      }
-      table.insert(tokens, cell, is_new);
-      HISPARSE_UNROLL
-      for (int turn = 0; turn < kAtOnce; ++turn) {
-        const int i = entries.first + round + turn;
-        if (i >= entries.end) continue;
-        const bool is_token = cell[turn] < cells;
-        if (is_new[turn]) places[cell[turn]] = i;
-        entry_cells.set(
-            turn, i, is_token ? cell[turn] | (is_new[turn] ? 0 : kAgain) : cell[turn] - spare_cell + cells);
-      }
+    if (table.has_chains()) {
+      for_all<kEntryTurns>(entries, [&](int turn, int i) {
+        if (stands_for.get(turn, i) == i) table.chain(i, table.token_of(i));
+      });
+      block_barrier();
     }
-    block_barrier();
 
-    // Of a token that stands several times the first place counts. A slot beats every place: both are a
+    // Of a token that stands several times the first entry counts. A device loc beats every entry: both are a
     // minimum, so that their order does not matter.
-    for_each<kEntryTurns>(entries, [&](int turn, int i) {
-      const int32_t cell = entry_cells.get(turn, i);
-      if (cell & kAgain) {
-        shared_min(places + (cell & kCellMask), i);
-        entry_cells.set(turn, i, cell & kCellMask);
-      }
+    for_all<kEntryTurns>(entries, [&](int turn, int i) {
+      if (stands_for.get(turn, i) != i) return;
+      const int32_t entry = table.find_own(table.token_of(i));
+      shared_min(places + entry, i, entry != i);
+      stands_for.set(turn, i, entry);
     });
     for_each<kGroupTurns>(groups, [&](int turn, int slot) {
-      const Four<int32_t> found = table.find(resident.get(turn, [&] { return load_resident(slot); }));
+      const Four<int32_t> entry = table.find(resident.get(turn, [&] { return load_resident(slot); }));
+      const Four<int32_t> locs = resident_locs.get(turn, [&] { return load_locs(slot); });
       Four<uint8_t> hit;
       HISPARSE_UNROLL
       for (int j = 0; j < 4; ++j) {
-        hit.at[j] = found.at[j] >= 0;
-        if (found.at[j] >= 0) shared_min(places + found.at[j], ~(slot + j));
+        hit.at[j] = entry.at[j] >= 0;
+        shared_min(places + entry.at[j], locs.at[j] | kResident, hit.at[j]);
       }
       put_four(hits + slot, hit);
+      if (at.has_locs) put_four(slot_locs + slot, locs);
     });
+    if (thread_ == 0) {
+      places[at_newest] = newest_loc | kResident;
+      places[nowhere] = kNowhere;
+    }
     Recent lru(shared + at.lru);
     for_each<kGroupTurns>(recent, [&](int turn, int i) {
       RecentSlots four =
@@ -297,22 +268,22 @@ class SwapIn {
     uint32_t arrived = 0;
     if (shares_request && thread_ == 0) arrived = device_fetch_add(p_.arrivals + row_, 1);
 
-    // The locs of the hits and the host locs of the misses arrive while the block counts.
+    // The host locs of the misses arrive while the block counts.
     const int64_t* const host_locs_row = p_.host_cache_locs + request_ * p_.host_locs_stride;
     const auto load_host_loc = [&](int i) {
-      const int64_t token = top_k_[i];
+      const int64_t token = table.token_of(i);
       return token < p_.max_tokens ? host_locs_row[token] : -1;
     };
     uint32_t misses = 0;
-    Early<int32_t, kEntryTurns> hit_loc;
+    Early<int32_t, kEntryTurns> known_place;
     Early<int64_t, kEntryTurns> host_loc;
-    for_each<kEntryTurns>(entries, [&](int turn, int i) {
-      const int32_t cell = entry_cells.get(turn, i);
-      const int32_t place = places[cell];
-      if (place < 0) hit_loc.start(turn, [&] { return load_global(locs_ + static_cast<uint32_t>(~place)); });
+    for_all<kEntryTurns>(entries, [&](int turn, int i) {
+      const int32_t entry = stands_for.get(turn, i);
+      const int32_t place = places[entry];
+      known_place.start(turn, [&] { return place; });
       if (place != i) return;
       ++misses;
-      entry_cells.set(turn, i, cell | kMiss);
+      stands_for.set(turn, i, entry | kMiss);
       host_loc.start(turn, [&] { return load_host_loc(i); });
     });
     uint32_t free_slots = 0;
@@ -343,7 +314,8 @@ class SwapIn {
         for (int j = 0; j < 4; ++j) {
           rank[j] = four.is_hit(j) ? all_misses : first_rank;
           first_rank += !four.is_hit(j);
-          if (rank[j] < all_misses) device_loc[j] = locs_[four.slot[j]];
+          if (rank[j] < all_misses)
+            device_loc[j] = at.has_locs ? slot_locs[four.slot[j]] : locs_[four.slot[j]];
         }
         HISPARSE_UNROLL
         for (int j = 0; j < 4; ++j) {
@@ -356,16 +328,16 @@ class SwapIn {
     }
     if (misses > 0) {
       int rank = static_cast<int>(scan.before >> 16);
-      for_each<kEntryTurns>(entries, [&](int turn, int i) {
-        const int32_t cell = entry_cells.get(turn, i);
-        if (!(cell & kMiss)) return;
+      for_all<kEntryTurns>(entries, [&](int turn, int i) {
+        const int32_t entry = stands_for.get(turn, i);
+        if (!(entry & kMiss)) return;
         const int64_t from = host_loc.get(turn, [&] { return load_host_loc(i); });
         if (rank < all_misses) {
           const bool in_pool = from >= 0 && from < p_.host_cache.rows;
           miss_sources[rank] = in_pool ? p_.host_cache.base + from * p_.copy.item_bytes : nullptr;
           if (records) p_.miss_src[row_ * p_.plan_stride + rank] = from;
         }
-        places[cell & kCellMask] = rank < all_misses ? ~(rank | kFilled) : kNowhere;
+        places[entry & kEntryMask] = rank < all_misses ? rank | kFilled : kNowhere;
         ++rank;
       });
     }
@@ -385,24 +357,22 @@ class SwapIn {
     if (block_part() == 0) {
       int32_t* const out = out_row();
       for_each<kEntryTurns>(entries, [&](int turn, int i) {
-        const int32_t place = places[entry_cells.get(turn, i) & kCellMask];
-        int32_t loc = -1;
-        if (place < 0) {
-          loc = ~place & kFilled
-                    ? miss_device_locs[~place & kRankMask]
-                    : hit_loc.get(turn, [&] { return load_global(locs_ + static_cast<uint32_t>(~place)); });
-        }
-        out[i] = loc;
+        const int32_t entry = stands_for.get(turn, i) & kEntryMask;
+        int32_t place = known_place.get(turn, [&] { return places[entry]; });
+        if (place >= 0) place = places[entry];
+        out[i] = place < 0           ? place & ~kResident
+                 : place == kNowhere ? -1
+                                     : miss_device_locs[place & kRankMask];
       });
       if (p_.miss_count != nullptr && thread_ == 0) p_.miss_count[row_] = all_misses;
     }
     if (is_last) {
       if (all_misses > 0) {
-        for_each<kEntryTurns>(entries, [&](int turn, int i) {
-          const int32_t cell = entry_cells.get(turn, i);
-          if (!(cell & kMiss)) return;
-          const int32_t place = places[cell & kCellMask];
-          if (place < 0) tokens_row[victims[~place & kRankMask]] = top_k_[i];
+        for_all<kEntryTurns>(entries, [&](int turn, int i) {
+          const int32_t entry = stands_for.get(turn, i);
+          if (!(entry & kMiss)) return;
+          const int32_t place = places[entry & kEntryMask];
+          if (place != kNowhere) tokens_row[victims[place & kRankMask]] = table.token_of(i);
         });
       }
       if (kLruGoesThroughShared) {
@@ -444,6 +414,12 @@ class SwapIn {
     }
     HISPARSE_NO_UNROLL
     for (int i = done + thread_; i < count; i += threads_) row[i] = from[i];
+  }
+
+  __device__ __forceinline__ int32_t token_at(int entry) const { return top_k_[entry]; }
+
+  __device__ __forceinline__ int32_t asked_at(int entry) const {
+    return entry < p_.num_top_k ? token_at(entry) : -1;
   }
 
   __device__ __forceinline__ int32_t* out_row() const {

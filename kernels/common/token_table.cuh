@@ -5,101 +5,94 @@
 
 namespace hisparse::HISPARSE_TARGET {
 
-// A hash table of the tokens of one row in shared memory: open addressing in buckets of four cells, which one
-// 16-byte load looks at. A cell number stands for a token from then on.
+// Says which entry of the row asks for a token, in shared memory. A cell names an entry; only that entry's
+// token says whether the cell means anything, so cells need no clearing and no atomics: of several entries in
+// one cell the last one stays. Where there are fewer cells than tokens, the others are chained to it.
 class TokenTable {
  public:
-  static constexpr int32_t kEmpty = INT32_MIN;
-  static constexpr int32_t kNone = -1;  // no cell
-  static constexpr int32_t kBucket = SwapInLayout::kBucket;
+  static constexpr int32_t kNone = -1;
 
-  __device__ __forceinline__ TokenTable(int32_t* keys, int bits)
-      : keys_(keys), mask_((1 << bits) - 1), shift_(32 - bits) {}
+  // All tokens are below `limit`.
+  __device__ __forceinline__ TokenTable(unsigned char* shared, const SwapInLayout& at, int entries,
+                                        uint32_t limit)
+      : cells_(settled_shared(reinterpret_cast<uint16_t*>(shared + at.table))),
+        tokens_(settled_shared(reinterpret_cast<int32_t*>(shared + at.tokens))),
+        chains_(reinterpret_cast<int32_t*>(shared + at.chains)),
+        last_entry_(entries - 1),
+        limit_(limit),
+        has_chains_(limit >= at.cells),
+        // The upper half of the product is a hash of the token, or else the token.
+        factor_(settled_value(has_chains_ ? 0x9E3779B1u : 2)),
+        range_(settled_value(has_chains_ ? at.cells : 1u << 31)) {}
 
-  // Puts tokens >= 0 at or after the cells that first_cell names, and says where, and whether they were new
-  // there. A thread with fewer brings others, with cells that are its own; the whole warp goes on until all
-  // have found their place, so that no branch diverges.
-  template <int kCount>
-  __device__ __forceinline__ void insert(const int32_t (&tokens)[kCount], int32_t (&cells)[kCount],
-                                         bool (&are_new)[kCount]) const {
-    HISPARSE_UNROLL
-    for (int i = 0; i < kCount; ++i) are_new[i] = false;
-    bool waits = true;
-    for (int32_t step = 1; waits; ++step) {
-      // First the rest of the bucket, then the buckets that follow.
-      const int32_t within_bucket = (step ^ (step - 1)) & (kBucket - 1);
-      const bool leaves_bucket = step % kBucket == 0;
-      waits = false;
-      HISPARSE_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        // Once a token is in, this changes nothing.
-        const int32_t seen = shared_compare_and_swap(keys_ + cells[i], kEmpty, tokens[i]);
-        are_new[i] |= seen == kEmpty;
-        if (seen == kEmpty || seen == tokens[i]) continue;
-        waits = true;
-        const int32_t next_bucket = ((cells[i] ^ within_bucket) + kBucket) & mask_;
-        cells[i] = leaves_bucket ? next_bucket : cells[i] ^ within_bucket;
-      }
-      waits = warp_any(waits);
-    }
+  // Three steps with a block barrier after each: every entry comes in; those with a token are chained, if
+  // there are chains at all; then tokens can be looked up.
+  __device__ __forceinline__ void put(int entry, int32_t token) const {
+    tokens_[entry] = token;
+    if (has_chains_) chains_[entry] = kNone;
+    if (token >= 0) cells_[cell_of(token)] = static_cast<uint16_t>(entry);
+  }
+  __device__ __forceinline__ bool has_chains() const { return has_chains_; }
+  __device__ __forceinline__ void chain(int entry, int32_t token) const {
+    const int first = cells_[cell_of(token)];
+    if (tokens_[first] != token) chains_[entry] = shared_exchange(chains_ + first, entry);
   }
 
-  // The token says at which cell of its bucket to start, so that most find it free.
-  __device__ __forceinline__ int32_t first_cell(int32_t token) const {
-    return static_cast<int32_t>(hash(token, shift_));
+  // Which entry stands for all with the token of this one.
+  __device__ __forceinline__ int find_own(int32_t token) const {
+    int entry = cells_[cell_of(token)];
+    if (has_chains_) entry = follow(entry, token);
+    return entry;
   }
 
-  // The cells of four tokens, kNone for those that are not in the table. Not to run beside insert.
-  __device__ __forceinline__ Four<int32_t> find(Four<int32_t> tokens) const {
-    int32_t buckets[4];
-    Four<int32_t> keys[4];
+  // The entries that stand for four tokens, kNone for those that no entry asks for. Any number may come.
+  __device__ __forceinline__ Four<int32_t> find(const Four<int32_t>& tokens) const {
+    uint32_t wanted[4];
+    int32_t seen[4];
+    Four<int32_t> entries;
     HISPARSE_UNROLL
     for (int j = 0; j < 4; ++j) {
-      if (tokens.at[j] < kNone) tokens.at[j] = kNone;  // what an empty slot holds is no key
-      buckets[j] = static_cast<int32_t>(hash(tokens.at[j], shift_ + 2));
-      keys[j] = get_four(keys_ + buckets[j] * kBucket);
+      // No entry has the limit for its token.
+      wanted[j] = static_cast<uint32_t>(tokens.at[j]) < limit_ ? static_cast<uint32_t>(tokens.at[j]) : limit_;
+      entries.at[j] = cells_[cell_of(wanted[j])];
     }
-    Four<int32_t> cells;
-    bool is_open = false;
     HISPARSE_UNROLL
     for (int j = 0; j < 4; ++j) {
-      cells.at[j] = match(keys[j], buckets[j], tokens.at[j]);
-      is_open |= cells.at[j] < 0 && is_full(keys[j]);
+      // Nobody knows what a cell holds that no entry wrote.
+      if (entries.at[j] > last_entry_) entries.at[j] = last_entry_;
+      seen[j] = tokens_[entries.at[j]];
     }
-    if (is_open) {
+    if (has_chains_) {
       HISPARSE_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        // A full bucket may have sent the token on to the next one.
-        while (cells.at[j] < 0 && is_full(keys[j])) {
-          buckets[j] = (buckets[j] + 1) & mask_ / kBucket;
-          keys[j] = get_four(keys_ + buckets[j] * kBucket);
-          cells.at[j] = match(keys[j], buckets[j], tokens.at[j]);
-        }
-      }
+      for (int j = 0; j < 4; ++j) entries.at[j] = follow(entries.at[j], static_cast<int32_t>(wanted[j]));
+    } else {
+      HISPARSE_UNROLL
+      for (int j = 0; j < 4; ++j)
+        if (seen[j] != static_cast<int32_t>(wanted[j])) entries.at[j] = kNone;
     }
-    return cells;
+    return entries;
   }
+
+  __device__ __forceinline__ int32_t token_of(int entry) const { return tokens_[entry]; }
 
  private:
-  __device__ __forceinline__ static bool is_full(const Four<int32_t>& keys) {
-    return (keys.at[0] | keys.at[1] | keys.at[2] | keys.at[3]) >= 0;  // only a free cell is negative
+  __device__ __forceinline__ uint32_t cell_of(uint32_t token) const {
+    return multiply_high(token * factor_, range_);
   }
 
-  __device__ __forceinline__ static int32_t match(const Four<int32_t>& keys, int32_t bucket, int32_t token) {
-    int32_t cell = kNone;
-    HISPARSE_UNROLL
-    for (int i = 0; i < 4; ++i)
-      if (keys.at[i] == token) cell = bucket * kBucket + i;
-    return cell;
+  __device__ __forceinline__ int32_t follow(int32_t entry, int32_t token) const {
+    while (entry != kNone && tokens_[entry] != token) entry = chains_[entry];
+    return entry;
   }
 
-  __device__ __forceinline__ static uint32_t hash(int32_t token, int shift) {
-    return (static_cast<uint32_t>(token) * 0x9E3779B1u) >> shift;  // Fibonacci hashing
-  }
-
-  int32_t* const keys_;
-  const int32_t mask_;
-  const int shift_;
+  uint16_t* const cells_;
+  int32_t* const tokens_;
+  int32_t* const chains_;
+  const int32_t last_entry_;
+  const uint32_t limit_;
+  const bool has_chains_;
+  const uint32_t factor_;
+  const uint32_t range_;
 };
 
 }  // namespace hisparse::HISPARSE_TARGET

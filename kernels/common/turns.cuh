@@ -24,6 +24,17 @@ __device__ __forceinline__ void for_each(const Share& share, Step step) {
   }
 }
 
+// The same, and past the end of the share where the number of turns is known.
+template <int kTurns, class Step>
+__device__ __forceinline__ void for_all(const Share& share, Step step) {
+  if constexpr (kTurns > 0) {
+    HISPARSE_UNROLL
+    for (int turn = 0; turn < kTurns; ++turn) step(turn, share.first + turn * share.stride);
+  } else {
+    for_each<kTurns>(share, step);
+  }
+}
+
 // A value per turn that only this thread knows, in shared memory as a narrower Stored.
 template <class T, class Stored, int kTurns>
 class Kept {

@@ -52,6 +52,7 @@ inline bool warp_any(bool value, const char* file = __builtin_FILE(), int line =
   return warp_sum(value, file, line) > 0;
 }
 inline int population_count(uint32_t bits) { return __builtin_popcount(bits); }
+inline uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<uint32_t>(uint64_t{a} * b >> 32); }
 
 template <class T>
 inline T warp_uniform(T value) {
@@ -68,16 +69,18 @@ inline T* settled_shared(T* pointer) {
   return pointer;
 }
 
+inline uint32_t settled_value(uint32_t value) { return value; }
+
 template <class T>
 inline T load_global(const T* address) {
   return *address;
 }
 
-inline int32_t shared_compare_and_swap(int32_t* address, int32_t expected, int32_t desired) {
-  __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-  return expected;
+inline int32_t shared_exchange(int32_t* address, int32_t value) {
+  return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
 }
-inline void shared_min(int32_t* address, int32_t value) {
+inline void shared_min(int32_t* address, int32_t value, bool enabled) {
+  if (!enabled) return;
   int32_t seen = __atomic_load_n(address, __ATOMIC_RELAXED);
   while (value < seen &&
          !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {

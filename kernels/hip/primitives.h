@@ -55,6 +55,7 @@ __device__ __forceinline__ uint32_t warp_sum(uint32_t value) {
 
 __device__ __forceinline__ bool warp_any(bool value) { return __any(value); }
 __device__ __forceinline__ int population_count(uint32_t bits) { return __popc(bits); }
+__device__ __forceinline__ uint32_t multiply_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 
 // Moves a value that is the same in all lanes to scalar registers.
 __device__ __forceinline__ int32_t warp_uniform(int32_t value) {
@@ -86,14 +87,13 @@ __device__ __forceinline__ T* settled_shared(T* pointer) {
   return pointer;
 }
 
-__device__ __forceinline__ int32_t shared_compare_and_swap(int32_t* address, int32_t expected,
-                                                           int32_t desired) {
-  __hip_atomic_compare_exchange_strong(address, &expected, desired, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
-                                       __HIP_MEMORY_SCOPE_WORKGROUP);
-  return expected;
+__device__ __forceinline__ uint32_t settled_value(uint32_t value) { return value; }
+
+__device__ __forceinline__ int32_t shared_exchange(int32_t* address, int32_t value) {
+  return __hip_atomic_exchange(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-__device__ __forceinline__ void shared_min(int32_t* address, int32_t value) {
-  __hip_atomic_fetch_min(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+__device__ __forceinline__ void shared_min(int32_t* address, int32_t value, bool enabled) {
+  if (enabled) __hip_atomic_fetch_min(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
 __device__ __forceinline__ uint32_t device_fetch_add(uint32_t* address, uint32_t value) {
   return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

@@ -42,15 +42,15 @@ struct SwapInShape {
   int threads;
   KernelId kernel;
   int32_t slots_per_thread, entries_per_thread;
-  int table_bits;
   SwapInLayout layout;
 };
 
-// The token table probes fastest when seven eighths of it are empty (0.2-1.2 us over four times the entries
-// on H200), and shrinks where shared memory is short. Where even the smallest does not fit, the result is
-// that one.
+// The token table has a cell for every token of a sequence up to this length, where shared memory allows.
+inline constexpr int64_t kMaxCells = 1 << 17;
+
+// Where even the smallest table does not fit, the result is that one.
 inline SwapInShape swap_in_shape_for(const DeviceInfo& device, int threads, int num_top_k,
-                                     int hot_buffer_size) {
+                                     int hot_buffer_size, int64_t max_tokens) {
   SwapInShape shape{};
   shape.threads = threads;
   shape.entries_per_thread = static_cast<int32_t>(divide_up(num_top_k, threads));
@@ -59,22 +59,22 @@ inline SwapInShape swap_in_shape_for(const DeviceInfo& device, int threads, int 
   shape.kernel = staged                        ? KernelId::kSwapInAny
                  : shape.slots_per_thread == 4 ? KernelId::kSwapIn4
                                                : KernelId::kSwapIn8;
-  const int least = SwapInLayout::min_table_bits(num_top_k);
-  int bits = least;
-  while (bits < SwapInLayout::kMaxTableBits && (int64_t{1} << bits) < int64_t{8} * num_top_k) ++bits;
-  const auto layout = [&] { return SwapInLayout::make(num_top_k, hot_buffer_size, bits, staged); };
-  while (bits > least && layout().bytes > device.shared_memory_bytes) --bits;
-  shape.table_bits = bits;
-  shape.layout = layout();
+  shape.layout = SwapInLayout::make(num_top_k, hot_buffer_size,
+                                    staged ? 0 : static_cast<uint32_t>(threads * kEntriesInRegisters),
+                                    static_cast<uint32_t>(device.shared_memory_bytes),
+                                    static_cast<uint32_t>(std::min(max_tokens, kMaxCells)));
   return shape;
 }
 
 // More threads keep more of a row in registers: where shared memory is too small otherwise, as many as there
 // can be.
-inline SwapInShape swap_in_shape(const DeviceInfo& device, int threads, int num_top_k, int hot_buffer_size) {
-  const SwapInShape shape = swap_in_shape_for(device, threads, num_top_k, hot_buffer_size);
+inline SwapInShape swap_in_shape(const DeviceInfo& device, int threads, int num_top_k, int hot_buffer_size,
+                                 int64_t max_tokens) {
+  const SwapInShape shape = swap_in_shape_for(device, threads, num_top_k, hot_buffer_size, max_tokens);
   if (shape.layout.bytes <= device.shared_memory_bytes) return shape;
-  return swap_in_shape_for(device, device.max_threads_per_block, num_top_k, hot_buffer_size);
+  const SwapInShape wider =
+      swap_in_shape_for(device, device.max_threads_per_block, num_top_k, hot_buffer_size, max_tokens);
+  return wider.layout.bytes < shape.layout.bytes ? wider : shape;
 }
 
 // A warp moves one item at a time: no more warps than items, and no more blocks than it takes to hide the

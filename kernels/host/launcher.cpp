@@ -60,14 +60,13 @@ void launch(SwapInCall& call) {
   const bool on_cpu = call.device.kind == DeviceKind::kCpu;
 
   check_block_size(call.block_size, info, call.device);
-  if (SwapInLayout::min_table_bits(params.num_top_k) > SwapInLayout::kMaxTableBits) {
-    value_error("num_top_k", text("at most ", (1 << SwapInLayout::kMaxTableBits) - 1),
-                std::to_string(params.num_top_k));
+  if (params.num_top_k > SwapInLayout::kMaxTopK) {
+    value_error("num_top_k", text("at most ", SwapInLayout::kMaxTopK), std::to_string(params.num_top_k));
   }
   const int wanted_threads = static_cast<int>(call.block_size);
   const SwapInShape row = swap_in_shape(
       info, on_cpu ? wanted_threads : swap_in_threads(info, wanted_threads, params.hot_buffer_size),
-      params.num_top_k, params.hot_buffer_size);
+      params.num_top_k, params.hot_buffer_size, params.max_tokens);
   if (row.layout.bytes > info.shared_memory_bytes) {
     value_error(
         "num_top_k, hot_buffer_size",
@@ -92,12 +91,12 @@ void launch(SwapInCall& call) {
     params.arrivals = runtime.arrival_counters(params.batch, call.device.index, call.stream);
     if (params.arrivals == nullptr) blocks = 1;
   }
-  params.table_bits = row.table_bits;
   params.layout = row.layout;
   params.blocks_per_request = blocks;
   params.slots_per_thread = row.slots_per_thread;
   params.entries_per_thread = row.entries_per_thread;
   params.rows_are_aligned = are_rows_aligned(params.device_buffer_tokens, params.buffer_table_stride) &&
+                            are_rows_aligned(params.device_buffer_locs, params.buffer_table_stride) &&
                             are_rows_aligned(params.lru_slots, params.lru_stride);
   params.copy = copy_shape(params.host_cache.base, params.device_buffer.base, call.item_size_bytes,
                            blocks * row.threads);
