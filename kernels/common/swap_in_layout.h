@@ -8,7 +8,7 @@ namespace hisparse {
 
 struct SwapInLayout {
   // Byte offsets. What stands first in a line is dead by the time that the second is written.
-  uint32_t keys;     // int32 [cells], the token table; then pointers [num_top_k], the sources of the misses
+  uint32_t keys;     // int32 [cells], the token table; then int64 [num_top_k], the host locs of the misses
   uint32_t places;   // int32 [cells + 2]: where the token of a cell is
   uint32_t hits;     // uint8 [hot_buffer_size], flags; then int32 [num_top_k], the device locs of the misses
   uint32_t victims;  // uint16 [num_top_k]: the slots that the misses take

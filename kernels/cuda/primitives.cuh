@@ -67,6 +67,12 @@ __device__ __forceinline__ T* settled_shared(T* pointer) {
   return pointer;
 }
 
+// A number that is kept as it is, and not computed from what it was made of again.
+__device__ __forceinline__ uint32_t settled(uint32_t value) {
+  asm("" : "+r"(value));
+  return value;
+}
+
 template <class T>
 __device__ __forceinline__ T load_global(const T* address) {
   return *address;
@@ -146,6 +152,18 @@ __device__ __forceinline__ void store_cached(unsigned char* address, const Word<
 }
 __device__ __forceinline__ void store_cached(unsigned char* address, const Word<1>& word, bool enabled) {
   if (enabled) asm volatile("st.global.cg.u8 [%0], %1;" ::"l"(address), "r"(word.value) : "memory");
+}
+
+// The same for the first 8 bytes of a word alone.
+__device__ __forceinline__ void load_half_streaming(Word<16>& word, const unsigned char* address,
+                                                    bool enabled) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.b64 %0, [%1];\n}"
+               : "+l"(word.low)
+               : "l"(address), "r"(static_cast<int>(enabled)));
+}
+__device__ __forceinline__ void store_half_cached(unsigned char* address, const Word<16>& word,
+                                                  bool enabled) {
+  if (enabled) asm volatile("st.global.cg.b64 [%0], %1;" ::"l"(address), "l"(word.low) : "memory");
 }
 
 }  // namespace hisparse::HISPARSE_TARGET
