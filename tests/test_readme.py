@@ -99,7 +99,7 @@ int main(int, char** kib) {
     int largest = 0;
     for (int hot_buffer = 2048; hot_buffer <= 32768; ++hot_buffer) {
       const auto layout =
-          SwapInLayout::make(2048, hot_buffer, SwapInLayout::min_table_bits(2048), hot_buffer > 8 * 1024);
+          SwapInLayout::make(2048, hot_buffer, hot_buffer > 8 * 1024 ? 0 : 2048);
       if (layout.bytes <= std::atoi(*kib) * 1024u) largest = hot_buffer;
     }
     std::printf("%d\\n", largest);

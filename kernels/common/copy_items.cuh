@@ -6,15 +6,18 @@ namespace hisparse::HISPARSE_TARGET {
 
 struct IndexedItems {
   using Index = int64_t;
+  static constexpr int32_t kTailAt = kNoTail;
 
   const CopyItemsParams& p;
 
-  __device__ __forceinline__ bool locate(Index item, const unsigned char*& from, unsigned char*& to) const {
+  __device__ __forceinline__ bool locate(Index item, int32_t at, const unsigned char*& from,
+                                         unsigned char*& to) const {
     const int64_t src = p.src_indices[item];
     const int64_t dst = p.dst_indices[item];
     if (src < 0 || src >= p.src.rows || dst < 0 || dst >= p.dst.rows) return false;
-    from = p.src.base + src * int64_t{p.copy.item_bytes};
-    to = p.dst.base + dst * int64_t{p.copy.item_bytes};
+    const auto item_bytes = static_cast<uint32_t>(p.copy.item_bytes);
+    from = p.src.base + LinearLayout::offset(src, at, item_bytes);
+    to = p.dst.base + LinearLayout::offset(dst, at, item_bytes);
     return true;
   }
 };

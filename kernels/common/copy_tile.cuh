@@ -21,7 +21,7 @@ class TileCopy {
     if (lane_ < count_) {
       const unsigned char* src;
       unsigned char* dst;
-      items_.locate(lane_, src, dst);
+      items_.locate(lane_, 0, src, dst);
       bits |= static_cast<uint32_t>(reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst));
     }
     if (!warp_any(bits & 15)) {
@@ -52,9 +52,8 @@ class TileCopy {
       for (int i = 0; i < kInFlight; ++i) {
         const unsigned char* src = nullptr;
         dst[i] = nullptr;
-        live[i] = part < count_ && items_.locate(part, src, dst[i]);
-        dst[i] += at;
-        load_before_stores(words[i], src + at, live[i]);
+        live[i] = part < count_ && items_.locate(part, at, src, dst[i]);
+        load_before_stores(words[i], src, live[i]);
         part += shape.item_step;
         at += shape.word_step * kBytes;
         if (at >= shape.item_bytes) {

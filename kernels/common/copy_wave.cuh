@@ -39,13 +39,14 @@ class WaveCopy {
       for (int i = 0; i < kItems; ++i) {
         const Index index = item + i * static_cast<Index>(waves_);
         src[i] = dst[i] = nullptr;
-        live[i] = index < count_ && items_.locate(index, src[i], dst[i]);
+        live[i] = index < count_ && items_.locate(index, 0, src[i], dst[i]);
       }
       Item batch[kItems];
       int32_t end = 1;
       HISPARSE_UNROLL
       for (int i = 0; i < kItems; ++i) {
         batch[i] = describe(src[i], dst[i], live[i]);
+        if constexpr (kHasTail) find_tail(item + i * static_cast<Index>(waves_), batch[i]);
         const int32_t item_end = batch[i].wide_end > 0 ? batch[i].wide_end : batch[i].bytes;
         if (item_end > end) end = item_end;
       }
@@ -70,14 +71,16 @@ class WaveCopy {
       : items_(items), count_(count), item_bytes_(item_bytes), words_end_(item_bytes & ~7) {}
 
   static constexpr int kItems = 4;
+  static constexpr bool kHasTail = Items::kTailAt != kNoTail;
   static constexpr int32_t kRound = kWarpSize * 16;
   static constexpr int32_t kNarrowStep = kWarpSize * 8;
 
   struct Item {
     const unsigned char* src;
     unsigned char* dst;
-    int32_t bytes;     // 0: nothing to copy
-    int32_t wide_end;  // how far the 16-byte steps go
+    int32_t bytes;                     // 0: nothing to copy
+    int32_t wide_end;                  // how far the 16-byte steps go
+    int32_t src_gap = 0, dst_gap = 0;  // so much further on the tail lies
   };
 
   struct Round {
@@ -105,7 +108,20 @@ class WaveCopy {
     const auto bits =
         static_cast<int32_t>(reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst));
     const bool aligned = (warp_uniform(bits) & 15) == 0;
-    return {src, dst, live ? item_bytes_ : 0, live && aligned ? item_bytes_ - item_bytes_ % kRound : 0};
+    return {src, dst, live ? item_bytes_ : 0, live && aligned ? item_bytes_ - item_bytes_ % kRound : 0, 0, 0};
+  }
+
+  __device__ __forceinline__ void find_tail(Index index, Item& item) const {
+    if (item.bytes == 0) return;
+    const unsigned char* src;
+    unsigned char* dst;
+    items_.locate(index, Items::kTailAt, src, dst);
+    item.src_gap = warp_uniform(static_cast<int32_t>(src - item.src)) - Items::kTailAt;
+    item.dst_gap = static_cast<int32_t>(dst - item.dst) - Items::kTailAt;
+  }
+
+  __device__ __forceinline__ static int32_t gap_at(int32_t at, int32_t gap) {
+    return kHasTail && at >= Items::kTailAt ? gap : 0;
   }
 
   __device__ __forceinline__ int32_t wide_at(int32_t at) const { return at + lane_ * 16; }
@@ -120,8 +136,8 @@ class WaveCopy {
     if (at < item.wide_end) load_streaming(round.wide, item.src + wide_at(at), true);
     HISPARSE_UNROLL
     for (int step = 0; step < 2; ++step)
-      if (narrow_at(item, at, step) < words_end(item))
-        round.narrow[step] = load_unaligned(item.src + narrow_at(item, at, step));
+      if (const int32_t from = narrow_at(item, at, step); from < words_end(item))
+        round.narrow[step] = load_unaligned(item.src + from + gap_at(from, item.src_gap));
     if (at == 0 && words_end_ + lane_ < item.bytes) round.byte = load_byte(item.src + words_end_ + lane_);
   }
 
@@ -129,8 +145,8 @@ class WaveCopy {
     if (at < item.wide_end) store_cached(item.dst + wide_at(at), round.wide, true);
     HISPARSE_UNROLL
     for (int step = 0; step < 2; ++step)
-      if (narrow_at(item, at, step) < words_end(item))
-        store_unaligned(item.dst + narrow_at(item, at, step), round.narrow[step]);
+      if (const int32_t to = narrow_at(item, at, step); to < words_end(item))
+        store_unaligned(item.dst + to + gap_at(to, item.dst_gap), round.narrow[step]);
     if (at == 0 && words_end_ + lane_ < item.bytes)
       store_byte(item.dst + words_end_ + lane_, static_cast<unsigned char>(round.byte));
   }

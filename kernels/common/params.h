@@ -3,19 +3,38 @@
 
 #include <cstdint>
 
+#include "item_layouts.h"
 #include "layouts.h"
 #include "swap_in_layout.h"
 
 namespace hisparse {
 
-// The swap-in comes in three sizes: with 4 or 8 slots per thread, which stay in registers, and with any
-// number.
-enum class KernelId : int32_t { kSwapIn4, kSwapIn8, kSwapInAny, kCopyItems, kTransfer, kCount };
+// All kernels: identifier, name, parameters, and the function that a target compiles for it, with its own
+// ItemCopy and TileCopy. The swap-in comes in three sizes: with 4 or 8 slots per thread, which stay in
+// registers, and with any number.
+#define HISPARSE_SWAP_IN_SIZES(KERNEL, id, name, ...)                      \
+  KERNEL(id##4, name##_4, SwapInParams, swap_in<ItemCopy, __VA_ARGS__, 4>) \
+  KERNEL(id##8, name##_8, SwapInParams, swap_in<ItemCopy, __VA_ARGS__, 8>) \
+  KERNEL(id##Any, name##_any, SwapInParams, swap_in<ItemCopy, __VA_ARGS__, 0>)
+#define HISPARSE_KERNELS(KERNEL)                                                                         \
+  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapIn, hisparse_swap_in, LinearLayout, TokenSelection)                \
+  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapInDsv4, hisparse_swap_in_dsv4, Dsv4Layout, TokenSelection)         \
+  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapInBlocks, hisparse_swap_in_blocks, KeyValueLayout, BlockSelection) \
+  KERNEL(kCopyItems, hisparse_copy_items, CopyItemsParams, copy_items<ItemCopy>)                         \
+  KERNEL(kTransfer, hisparse_transfer, TransferParams, transfer<TileCopy>)
 
-inline constexpr const char* kKernelNames[] = {"hisparse_swap_in_4", "hisparse_swap_in_8",
-                                               "hisparse_swap_in_any", "hisparse_copy_items",
-                                               "hisparse_transfer"};
-static_assert(sizeof(kKernelNames) / sizeof(kKernelNames[0]) == static_cast<int>(KernelId::kCount));
+enum class KernelId : int32_t {
+#define HISPARSE_KERNEL_ID(id, ...) id,
+  HISPARSE_KERNELS(HISPARSE_KERNEL_ID)
+#undef HISPARSE_KERNEL_ID
+      kCount
+};
+
+inline constexpr const char* kKernelNames[] = {
+#define HISPARSE_KERNEL_NAME(id, name, ...) #name,
+    HISPARSE_KERNELS(HISPARSE_KERNEL_NAME)
+#undef HISPARSE_KERNEL_NAME
+};
 
 inline constexpr int32_t kMaxHotBufferSize = 32768;  // slots are int16
 
@@ -39,19 +58,33 @@ struct IndexVector {
 // How `workers` threads walk over items as runs of equal words.
 struct CopyShape {
   int32_t item_bytes;
-  int32_t word_bytes;  // 16, 8, 4 or 1: what base addresses and item size are all multiples of
-  int32_t words_per_item;
-  int32_t item_step;  // a thread's next word is so many items
-  int32_t word_step;  // and words further on
+  int32_t word_bytes;      // 16, 8, 4 or 1: what base addresses and item size are all multiples of
+  int32_t words_per_item;  // the last may be a half one
+  int32_t item_step;       // a thread's next word is so many items
+  int32_t word_step;       // and words further on
 
   static constexpr CopyShape make(int32_t item_bytes, int32_t word_bytes, int32_t workers) {
-    const int32_t words = item_bytes / word_bytes;
+    const int32_t words = (item_bytes + word_bytes - 1) / word_bytes;
     return {item_bytes, word_bytes, words, workers / words, workers % words};
   }
 };
 
+// Entries that ask for blocks of so many tokens. Rows have less than 2^15 entries, so that a multiplication
+// divides.
+struct TokenBlocks {
+  uint32_t tokens;
+  uint32_t reciprocal;
+
+  static constexpr TokenBlocks make(uint32_t tokens) {
+    return {tokens, static_cast<uint32_t>(((uint64_t{1} << 31) + tokens - 1) / tokens)};
+  }
+  constexpr uint32_t index_of(uint32_t entry) const {
+    return static_cast<uint32_t>(uint64_t{entry} * reciprocal >> 31);
+  }
+};
+
 struct SwapInParams {
-  const int32_t* top_k_tokens;  // [batch, >= num_top_k]
+  const int32_t* top_k_tokens;  // [batch, >= num_top_k], or of blocks
   int64_t top_k_stride;
   int32_t* top_k_device_locs;  // [batch, >= num_top_k]
   int64_t device_locs_stride;
@@ -73,6 +106,9 @@ struct SwapInParams {
   int64_t plan_stride;
   SourcePool host_cache;
   DestinationPool device_buffer;
+  const unsigned char* host_values;  // where host_cache and device_buffer hold the keys alone
+  unsigned char* device_values;
+  TokenBlocks blocks;  // where blocks are asked for
   CopyShape copy;
   uint32_t* arrivals;  // [batch] zeroes where blocks_per_request > 1; every launch leaves them zero
   int32_t batch;

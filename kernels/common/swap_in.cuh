@@ -20,21 +20,43 @@ __device__ __forceinline__ int64_t load_index(const IndexVector& vector, int row
 
 __device__ __forceinline__ int min_of(int a, int b) { return a < b ? a : b; }
 
-// The misses of one request in miss order, in shared memory.
+// The misses of one request in miss order, in shared memory; each is as many items as there are pools.
+template <class Layout>
 struct MissItems {
   using Index = int32_t;
+  static constexpr int32_t kTailAt = Layout::kTailAt;
 
-  const unsigned char* const* sources;  // null: not in the pool, and not to be copied
+  const int64_t* host_locs;  // negative: not in the pool, and not to be copied
   const int32_t* device_locs;
-  unsigned char* device_buffer;
-  int64_t device_rows;
-  uint32_t item_bytes;
+  const SwapInParams& p;
 
-  __device__ __forceinline__ bool locate(Index item, const unsigned char*& from, unsigned char*& to) const {
-    const auto device_loc = static_cast<uint32_t>(device_locs[item]);
-    from = sources[item];
-    to = device_buffer + static_cast<uint64_t>(device_loc) * item_bytes;
-    return from != nullptr && device_loc < device_rows;
+  __device__ __forceinline__ bool locate(Index item, int32_t at, const unsigned char*& from,
+                                         unsigned char*& to) const {
+    const bool is_value = Layout::kPools == 2 && item % 2 != 0;
+    const int64_t host_loc = host_locs[item / Layout::kPools];
+    const auto device_loc = static_cast<uint32_t>(device_locs[item / Layout::kPools]);
+    const auto item_bytes = static_cast<uint32_t>(p.copy.item_bytes);
+    from = (is_value ? p.host_values : p.host_cache.base) + Layout::offset(host_loc, at, item_bytes);
+    to = (is_value ? p.device_values : p.device_buffer.base) + Layout::offset(device_loc, at, item_bytes);
+    return host_loc >= 0 && device_loc < p.device_buffer.rows;
+  }
+};
+
+// What a row asks for: a token per entry, or one block of tokens after the other. -1 and tokens outside the
+// sequence are none.
+struct TokenSelection {
+  __device__ __forceinline__ static int32_t token_at(const SwapInParams&, const int32_t* row, int entry) {
+    return row[entry];
+  }
+};
+struct BlockSelection {
+  __device__ __forceinline__ static int32_t token_at(const SwapInParams& p, const int32_t* row, int entry) {
+    const auto at = static_cast<uint32_t>(entry);
+    const uint32_t index = p.blocks.index_of(at);
+    const int32_t block = row[index];
+    const uint64_t token =
+        uint64_t{static_cast<uint32_t>(block)} * p.blocks.tokens + (at - index * p.blocks.tokens);
+    return block >= 0 && token <= INT32_MAX ? static_cast<int32_t>(token) : -1;
   }
 };
 
@@ -97,7 +119,7 @@ struct RawSlots {
 
 // kSlotsPerThread is 4 or 8, with at most kEntriesInRegisters entries per thread, or 0 for any number of
 // both.
-template <template <class> class Copy, int kSlotsPerThread>
+template <template <class> class Copy, class Layout, class Selection, int kSlotsPerThread>
 class SwapIn {
  public:
   __device__ __forceinline__ explicit SwapIn(const SwapInParams& params)
@@ -180,7 +202,7 @@ class SwapIn {
     uint32_t* const scratch = reinterpret_cast<uint32_t*>(shared + at.scratch);
     uint16_t* const victims = reinterpret_cast<uint16_t*>(shared + at.victims);
     // These two take over the room of the table and of the hits, which nobody reads any more by then.
-    const unsigned char** const miss_sources = reinterpret_cast<const unsigned char**>(shared + at.table);
+    int64_t* const miss_host_locs = reinterpret_cast<int64_t*>(shared + at.table);
     int32_t* const miss_device_locs = reinterpret_cast<int32_t*>(shared + at.hits);
 
     const int slots = p_.hot_buffer_size;
@@ -334,7 +356,7 @@ class SwapIn {
         const int64_t from = host_loc.get(turn, [&] { return load_host_loc(i); });
         if (rank < all_misses) {
           const bool in_pool = from >= 0 && from < p_.host_cache.rows;
-          miss_sources[rank] = in_pool ? p_.host_cache.base + from * p_.copy.item_bytes : nullptr;
+          miss_host_locs[rank] = in_pool ? from : -1;
           if (records) p_.miss_src[row_ * p_.plan_stride + rank] = from;
         }
         places[entry & kEntryMask] = rank < all_misses ? rank | kFilled : kNowhere;
@@ -349,9 +371,8 @@ class SwapIn {
     const bool is_last =
         !shares_request || scratch[kArrived] == static_cast<uint32_t>(p_.blocks_per_request - 1);
 
-    const MissItems items{miss_sources, miss_device_locs, p_.device_buffer.base, p_.device_buffer.rows,
-                          static_cast<uint32_t>(p_.copy.item_bytes)};
-    Copy<MissItems> copy(items, all_misses, p_.copy);
+    const MissItems<Layout> items{miss_host_locs, miss_device_locs, p_};
+    Copy<MissItems<Layout>> copy(items, all_misses * Layout::kPools, p_.copy);
     const bool copies = all_misses > 0 && !p_.skip_io;
     if (copies) copy.start(block_part() * threads_ + thread_, p_.blocks_per_request * threads_);
     if (block_part() == 0) {
@@ -416,7 +437,9 @@ class SwapIn {
     for (int i = done + thread_; i < count; i += threads_) row[i] = from[i];
   }
 
-  __device__ __forceinline__ int32_t token_at(int entry) const { return top_k_[entry]; }
+  __device__ __forceinline__ int32_t token_at(int entry) const {
+    return Selection::token_at(p_, top_k_, entry);
+  }
 
   __device__ __forceinline__ int32_t asked_at(int entry) const {
     return entry < p_.num_top_k ? token_at(entry) : -1;
@@ -439,9 +462,9 @@ class SwapIn {
   const int32_t* locs_ = nullptr;
 };
 
-template <template <class> class Copy, int kSlotsPerThread>
+template <template <class> class Copy, class Layout, class Selection, int kSlotsPerThread>
 __device__ __forceinline__ void swap_in(const SwapInParams& params) {
-  SwapIn<Copy, kSlotsPerThread>(params).run();
+  SwapIn<Copy, Layout, Selection, kSlotsPerThread>(params).run();
 }
 
 }  // namespace hisparse::HISPARSE_TARGET

@@ -17,7 +17,7 @@ struct SwapInLayout {
   uint32_t lru;  // uint16 [hot_buffer_size]: the LRU row as loaded (bit 15: hit) if staged, else the new one
   uint32_t entries;  // uint16 [num_top_k]: which entry stands for each entry; bit 15: a miss. If staged
   uint32_t locs;     // int32 [hot_buffer_size]: the device locs of the slots, if has_locs
-  uint32_t table;    // uint16 [cells]: the token table; then pointers [num_top_k], the sources of the misses
+  uint32_t table;    // uint16 [cells]: the token table; then int64 [num_top_k], the host locs of the misses
   uint32_t bytes;
   uint32_t places_end;  // num_top_k, or what all threads together look after
   uint32_t cells;

@@ -22,8 +22,8 @@ class TokenTable {
         limit_(limit),
         has_chains_(limit >= at.cells),
         // The upper half of the product is a hash of the token, or else the token.
-        factor_(settled_value(has_chains_ ? 0x9E3779B1u : 2)),
-        range_(settled_value(has_chains_ ? at.cells : 1u << 31)) {}
+        factor_(settled(has_chains_ ? 0x9E3779B1u : 2)),
+        range_(settled(has_chains_ ? at.cells : 1u << 31)) {}
 
   // Three steps with a block barrier after each: every entry comes in; those with a token are chained, if
   // there are chains at all; then tokens can be looked up.

@@ -8,13 +8,16 @@ namespace hisparse::HISPARSE_TARGET {
 // The parts of a tile in shared memory, each put there by one lane; null where there is nothing to copy.
 struct TileParts {
   using Index = int32_t;
+  static constexpr int32_t kTailAt = kNoTail;
 
   TilePart* parts;  // [kWarpSize]
 
-  __device__ __forceinline__ bool locate(Index part, const unsigned char*& from, unsigned char*& to) const {
-    from = parts[part].src;
-    to = parts[part].dst;
-    return to != nullptr;
+  __device__ __forceinline__ bool locate(Index part, int32_t at, const unsigned char*& from,
+                                         unsigned char*& to) const {
+    const TilePart located = parts[part];
+    from = located.src + at;
+    to = located.dst + at;
+    return located.dst != nullptr;
   }
 };
 

@@ -17,19 +17,14 @@
 
 namespace hisparse::HISPARSE_TARGET {
 
-template <template <class> class Copy, template <class> class Tile>
+template <template <class> class ItemCopy, template <class> class TileCopy>
 cpu::Kernel kernel_with(KernelId id) {
   switch (id) {
-    case KernelId::kSwapIn4:
-      return [](const void* params) { swap_in<Copy, 4>(*static_cast<const SwapInParams*>(params)); };
-    case KernelId::kSwapIn8:
-      return [](const void* params) { swap_in<Copy, 8>(*static_cast<const SwapInParams*>(params)); };
-    case KernelId::kSwapInAny:
-      return [](const void* params) { swap_in<Copy, 0>(*static_cast<const SwapInParams*>(params)); };
-    case KernelId::kCopyItems:
-      return [](const void* params) { copy_items<Copy>(*static_cast<const CopyItemsParams*>(params)); };
-    case KernelId::kTransfer:
-      return [](const void* params) { transfer<Tile>(*static_cast<const TransferParams*>(params)); };
+#define HISPARSE_ENTRY_POINT(id, name, Params, ...) \
+  case KernelId::id:                                \
+    return [](const void* params) { __VA_ARGS__(*static_cast<const Params*>(params)); };
+    HISPARSE_KERNELS(HISPARSE_ENTRY_POINT)
+#undef HISPARSE_ENTRY_POINT
     case KernelId::kCount:
       break;
   }

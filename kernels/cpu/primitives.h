@@ -64,12 +64,12 @@ inline T* settled(T* pointer) {
   return pointer;
 }
 
+inline uint32_t settled(uint32_t value) { return value; }
+
 template <class T>
 inline T* settled_shared(T* pointer) {
   return pointer;
 }
-
-inline uint32_t settled_value(uint32_t value) { return value; }
 
 template <class T>
 inline T load_global(const T* address) {
@@ -107,6 +107,14 @@ inline void load_before_stores(Word<kBytes>& word, const unsigned char* address,
 template <int kBytes>
 inline void store_cached(unsigned char* address, const Word<kBytes>& word, bool enabled) {
   if (enabled) *reinterpret_cast<Word<kBytes>*>(address) = word;
+}
+
+// The first 8 bytes of a word alone.
+inline void load_half_streaming(Word<16>& word, const unsigned char* address, bool enabled) {
+  if (enabled) *reinterpret_cast<Word<8>*>(&word) = *reinterpret_cast<const Word<8>*>(address);
+}
+inline void store_half_cached(unsigned char* address, const Word<16>& word, bool enabled) {
+  if (enabled) *reinterpret_cast<Word<8>*>(address) = *reinterpret_cast<const Word<8>*>(&word);
 }
 
 template <class T>

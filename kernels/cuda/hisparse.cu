@@ -1,4 +1,4 @@
-// The CUDA translation unit: primitives, shared kernels, entry points (named in kernels/common/params.h).
+// The CUDA translation unit: primitives, shared kernels, entry points (listed in kernels/common/params.h).
 #include "primitives.cuh"
 // Generic code follows the primitives.
 #include "../common/copy_chunk.cuh"
@@ -8,30 +8,17 @@
 #include "../common/transfer.cuh"
 
 namespace hisparse {
+namespace HISPARSE_TARGET {
+template <class Items>
+using ItemCopy = ChunkCopy<Items>;
+}  // namespace HISPARSE_TARGET
 
-extern "C" __global__ void __launch_bounds__(1024)
-    hisparse_swap_in_4(const __grid_constant__ SwapInParams params) {
-  HISPARSE_TARGET::swap_in<HISPARSE_TARGET::ChunkCopy, 4>(params);
-}
+using namespace HISPARSE_TARGET;
 
-extern "C" __global__ void __launch_bounds__(1024)
-    hisparse_swap_in_8(const __grid_constant__ SwapInParams params) {
-  HISPARSE_TARGET::swap_in<HISPARSE_TARGET::ChunkCopy, 8>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(1024)
-    hisparse_swap_in_any(const __grid_constant__ SwapInParams params) {
-  HISPARSE_TARGET::swap_in<HISPARSE_TARGET::ChunkCopy, 0>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(1024)
-    hisparse_copy_items(const __grid_constant__ CopyItemsParams params) {
-  HISPARSE_TARGET::copy_items<HISPARSE_TARGET::ChunkCopy>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(1024)
-    hisparse_transfer(const __grid_constant__ TransferParams params) {
-  HISPARSE_TARGET::transfer<HISPARSE_TARGET::TileCopy>(params);
-}
+#define HISPARSE_ENTRY_POINT(id, name, Params, ...)                                                \
+  extern "C" __global__ void __launch_bounds__(1024) name(const __grid_constant__ Params params) { \
+    __VA_ARGS__(params);                                                                           \
+  }
+HISPARSE_KERNELS(HISPARSE_ENTRY_POINT)
 
 }  // namespace hisparse

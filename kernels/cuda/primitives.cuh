@@ -69,7 +69,7 @@ __device__ __forceinline__ T* settled_shared(T* pointer) {
 }
 
 // A number that is computed here, once.
-__device__ __forceinline__ uint32_t settled_value(uint32_t value) {
+__device__ __forceinline__ uint32_t settled(uint32_t value) {
   asm("" : "+r"(value));
   return value;
 }
@@ -158,6 +158,18 @@ __device__ __forceinline__ void store_cached(unsigned char* address, const Word<
 }
 __device__ __forceinline__ void store_cached(unsigned char* address, const Word<1>& word, bool enabled) {
   if (enabled) asm volatile("st.global.cg.u8 [%0], %1;" ::"l"(address), "r"(word.value) : "memory");
+}
+
+// The same for the first 8 bytes of a word alone.
+__device__ __forceinline__ void load_half_streaming(Word<16>& word, const unsigned char* address,
+                                                    bool enabled) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p ld.global.nc.L1::no_allocate.b64 %0, [%1];\n}"
+               : "+l"(word.low)
+               : "l"(address), "r"(static_cast<int>(enabled)));
+}
+__device__ __forceinline__ void store_half_cached(unsigned char* address, const Word<16>& word,
+                                                  bool enabled) {
+  if (enabled) asm volatile("st.global.cg.b64 [%0], %1;" ::"l"(address), "l"(word.low) : "memory");
 }
 
 }  // namespace hisparse::HISPARSE_TARGET

@@ -1,4 +1,4 @@
-// The ROCm translation unit: primitives, shared kernels, entry points (named in kernels/common/params.h).
+// The ROCm translation unit: primitives, shared kernels, entry points (listed in kernels/common/params.h).
 #include "primitives.h"
 // Generic code follows the primitives.
 #include "../common/copy_items.cuh"
@@ -7,25 +7,17 @@
 #include "../common/transfer.cuh"
 
 namespace hisparse {
+namespace HISPARSE_TARGET {
+template <class Items>
+using ItemCopy = WaveCopy<Items>;
+template <class Items>
+using TileCopy = WaveCopy<Items>;
+}  // namespace HISPARSE_TARGET
 
-extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in_4(const SwapInParams params) {
-  HISPARSE_TARGET::swap_in<HISPARSE_TARGET::WaveCopy, 4>(params);
-}
+using namespace HISPARSE_TARGET;
 
-extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in_8(const SwapInParams params) {
-  HISPARSE_TARGET::swap_in<HISPARSE_TARGET::WaveCopy, 8>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in_any(const SwapInParams params) {
-  HISPARSE_TARGET::swap_in<HISPARSE_TARGET::WaveCopy, 0>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(1024) hisparse_copy_items(const CopyItemsParams params) {
-  HISPARSE_TARGET::copy_items<HISPARSE_TARGET::WaveCopy>(params);
-}
-
-extern "C" __global__ void __launch_bounds__(1024) hisparse_transfer(const TransferParams params) {
-  HISPARSE_TARGET::transfer<HISPARSE_TARGET::WaveCopy>(params);
-}
+#define HISPARSE_ENTRY_POINT(id, name, Params, ...) \
+  extern "C" __global__ void __launch_bounds__(1024) name(const Params params) { __VA_ARGS__(params); }
+HISPARSE_KERNELS(HISPARSE_ENTRY_POINT)
 
 }  // namespace hisparse

@@ -87,7 +87,7 @@ __device__ __forceinline__ T* settled_shared(T* pointer) {
   return pointer;
 }
 
-__device__ __forceinline__ uint32_t settled_value(uint32_t value) { return value; }
+__device__ __forceinline__ uint32_t settled(uint32_t value) { return value; }
 
 __device__ __forceinline__ int32_t shared_exchange(int32_t* address, int32_t value) {
   return __hip_atomic_exchange(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
