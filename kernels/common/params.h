@@ -52,7 +52,7 @@ struct DestinationPool {
 // Index vectors come as int32 or int64; the width is a property of the data, not of the kernel.
 struct IndexVector {
   const void* data;
-  int64_t is_int64;
+  uint32_t is_int64;
 };
 
 // How `workers` threads walk over items as runs of equal words.
@@ -82,6 +82,9 @@ struct TokenBlocks {
     return static_cast<uint32_t>(uint64_t{entry} * reciprocal >> 31);
   }
 };
+
+// What the sizes in registers are made for: this many top-k entries per thread.
+inline constexpr int kEntriesInRegisters = 2;
 
 struct SwapInParams {
   const int32_t* top_k_tokens;  // [batch, >= num_top_k], or of blocks
@@ -118,7 +121,8 @@ struct SwapInParams {
   int32_t blocks_per_request;
   int32_t slots_per_thread;    // at least 4, a multiple of 4
   int32_t entries_per_thread;  // at least 1
-  int32_t rows_are_aligned;    // rows of device_buffer_tokens to 16 bytes, rows of lru_slots to 8
+  int32_t rows_are_aligned;    // rows of the slots: four slots of any table are one access
+  int32_t runs_are_aligned;    // rows of the entries: so are kEntriesInRegisters entries
   int32_t skip_io;
 };
 
@@ -178,8 +182,5 @@ struct TransferParams {
   uint32_t parts_per_tile;  // at most the warp size
   TileShape shape;
 };
-
-// What the sizes in registers are made for: this many top-k entries per thread.
-inline constexpr int kEntriesInRegisters = 2;
 
 }  // namespace hisparse

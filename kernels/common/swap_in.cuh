@@ -45,11 +45,13 @@ struct MissItems {
 // What a row asks for: a token per entry, or one block of tokens after the other. -1 and tokens outside the
 // sequence are none.
 struct TokenSelection {
+  static constexpr bool kRowHoldsTokens = true;
   __device__ __forceinline__ static int32_t token_at(const SwapInParams&, const int32_t* row, int entry) {
     return row[entry];
   }
 };
 struct BlockSelection {
+  static constexpr bool kRowHoldsTokens = false;
   __device__ __forceinline__ static int32_t token_at(const SwapInParams& p, const int32_t* row, int entry) {
     const auto at = static_cast<uint32_t>(entry);
     const uint32_t index = p.blocks.index_of(at);
@@ -60,61 +62,60 @@ struct BlockSelection {
   }
 };
 
-// Four slots that follow each other in LRU order, and which of them were hit. Places past the end count as
-// hit.
+// Four slots that follow each other in LRU order, and which of them were hit.
 struct RecentSlots {
-  int32_t slot[4]{};
-  uint32_t hits = 0;  // a bit each
+  uint32_t pairs[2]{};  // uint16 each
+  uint32_t hits = 0;    // a bit each
 
   RecentSlots() = default;
   __device__ __forceinline__ explicit RecentSlots(const Four<uint16_t>& stored) {
     HISPARSE_UNROLL
     for (int j = 0; j < 4; ++j) {
-      slot[j] = stored.at[j] & kSlotBits;
+      pairs[j / 2] |= (stored.at[j] & 0x7FFFu) << j % 2 * 16;
       hits |= static_cast<uint32_t>(stored.at[j] >> 15) << j;
     }
   }
   __device__ __forceinline__ explicit operator Four<uint16_t>() const {
     Four<uint16_t> stored;
     HISPARSE_UNROLL
-    for (int j = 0; j < 4; ++j) stored.at[j] = static_cast<uint16_t>(slot[j] | (hits >> j & 1) << 15);
+    for (int j = 0; j < 4; ++j) stored.at[j] = static_cast<uint16_t>(slot(j) | (hits >> j & 1) << 15);
     return stored;
   }
+  __device__ __forceinline__ int32_t slot(int j) const {
+    return static_cast<int32_t>(j % 2 ? pairs[j / 2] >> 16 : pairs[j / 2] & 0xFFFF);
+  }
   __device__ __forceinline__ bool is_hit(int j) const { return hits >> j & 1; }
-
-  static constexpr int32_t kSlotBits = 0x7FFF;
 };
 
-// The same as they were loaded. To take them apart at once would wait for the load.
+// The same as they were loaded. To put them together at once would wait for the load.
 struct RawSlots {
-  uint32_t words[4]{};
+  uint32_t words[4];
 
+  // Slots past the end are none.
   __device__ __forceinline__ static RawSlots load(const int16_t* row, int first, int end, bool aligned) {
     RawSlots raw;
-    if (aligned && first + 4 <= end) {
-      const auto pair = *reinterpret_cast<const Pair*>(row + first);
-      raw.words[0] = pair.low;
-      raw.words[1] = pair.high;
+    if (aligned) {
+      const auto pairs = get_neighbours<2>(reinterpret_cast<const uint32_t*>(row + first));
+      raw.words[0] = pairs.at[0];
+      raw.words[1] = pairs.at[1];
     } else {
       HISPARSE_UNROLL
       for (int j = 0; j < 4; ++j)
-        if (first + j < end) raw.words[j] = static_cast<uint16_t>(row[first + j]);
+        raw.words[j] = first + j < end ? static_cast<uint16_t>(row[first + j]) : 0xFFFF;
     }
     return raw;
   }
 
-  __device__ __forceinline__ RecentSlots unpacked(bool as_pair) const {
+  // What is no slot becomes `no_slot`, which is above all of them.
+  __device__ __forceinline__ RecentSlots unpacked(bool aligned, uint32_t no_slot) const {
     RecentSlots four;
     HISPARSE_UNROLL
-    for (int j = 0; j < 4; ++j)
-      four.slot[j] = (as_pair ? words[j / 2] >> j % 2 * 16 : words[j]) & RecentSlots::kSlotBits;
+    for (int pair = 0; pair < 2; ++pair) {
+      const uint32_t both = aligned ? words[pair] : words[pair * 2] | words[pair * 2 + 1] << 16;
+      four.pairs[pair] = min_of_halves(both, no_slot | no_slot << 16);
+    }
     return four;
   }
-
- private:
-  struct alignas(8) Pair {
-    uint32_t low, high;
-  };
 };
 
 // kSlotsPerThread is 4 or 8, with at most kEntriesInRegisters entries per thread, or 0 for any number of
@@ -134,9 +135,11 @@ class SwapIn {
     const int64_t request = load_index(p_.req_pool_indices, row_);
     int64_t seq_len = load_index(p_.seq_lens, row_);
     // What needs nothing of these comes before the first look at them.
-    const Share entries = run_of(p_.num_top_k, kEntryTurns > 0 ? kEntryTurns : p_.entries_per_thread, 1);
-    Early<int32_t, kEntryTurns> asked;
-    for_all<kEntryTurns>(entries, [&](int turn, int i) { asked.start(turn, [&] { return asked_at(i); }); });
+    const Share runs{thread_ * entries_per_thread(),
+                     min_of((thread_ + 1) * entries_per_thread(), p_.num_top_k), kRun};
+    Asked asked;
+    for_all<kRunTurns>(runs,
+                       [&](int turn, int first) { asked.start(turn, [&] { return load_run(first); }); });
 
     if (row_ >= real_rows) {
       if (block_part() == 0) write_padding();
@@ -149,13 +152,18 @@ class SwapIn {
     if (seq_len <= p_.hot_buffer_size) {
       if (block_part() == 0) write_short(static_cast<int32_t>(seq_len));
     } else {
-      swap_in(static_cast<uint32_t>(seq_len < int64_t{1} << 31 ? seq_len : int64_t{1} << 31), entries, asked);
+      swap_in(static_cast<uint32_t>(seq_len < int64_t{1} << 31 ? seq_len : int64_t{1} << 31), runs, asked);
     }
   }
 
  private:
   static constexpr int kGroupTurns = kSlotsPerThread / 4;
   static constexpr int kEntryTurns = kSlotsPerThread > 0 ? kEntriesInRegisters : 0;
+  // A thread takes a run of entries at once, or in many turns.
+  static constexpr int kRun = kEntryTurns > 0 ? kEntryTurns : 1;
+  static constexpr int kRunTurns = kEntryTurns > 0 ? 1 : 0;
+  using Run = Neighbours<int32_t, kRun>;
+  using Asked = Early<Run, kRunTurns>;
 
   // What `places` holds: the first entry that asks for the token of this one, if the token is not resident,
   // or its device loc, marked. Once the misses are counted, the rank of a miss, marked, or nothing.
@@ -190,8 +198,7 @@ class SwapIn {
     if (p_.miss_count != nullptr && thread_ == 0) p_.miss_count[row_] = 0;
   }
 
-  __device__ __forceinline__ void swap_in(uint32_t seq_len, const Share& entries,
-                                          const Early<int32_t, kEntryTurns>& asked) {
+  __device__ __forceinline__ void swap_in(uint32_t seq_len, const Share& runs, const Asked& asked) {
     int32_t* const tokens_row = settled(p_.device_buffer_tokens + request_ * p_.buffer_table_stride);
     int16_t* const lru_row = settled(p_.lru_slots + request_ * p_.lru_stride);
     unsigned char* const shared = settled_shared(shared_memory());
@@ -206,6 +213,7 @@ class SwapIn {
     int32_t* const miss_device_locs = reinterpret_cast<int32_t*>(shared + at.hits);
 
     const int slots = p_.hot_buffer_size;
+    const int no_slot = (slots + 3) & ~3;  // behind the last group of four
     const uint32_t newest = seq_len - 1;
     const TokenTable table(shared, at, p_.num_top_k, newest);
 
@@ -232,14 +240,22 @@ class SwapIn {
     const int32_t newest_loc = thread_ == 0 ? locs_[slots] : 0;
 
     // Entries that are no token to look up have two places of their own.
+    const Share entries{runs.first, runs.end, 1};
     Kept<int32_t, uint16_t, kEntryTurns> stands_for(shared + at.entries);
     const int at_newest = static_cast<int>(at.places_end), nowhere = at_newest + 1;
-    for_all<kEntryTurns>(entries, [&](int turn, int i) {
-      const int32_t token = asked.get(turn, [&] { return asked_at(i); });
-      const bool is_token = static_cast<uint32_t>(token) < newest;
-      places[i] = i;
-      table.put(i, is_token ? token : TokenTable::kNone);
-      stands_for.set(turn, i, is_token ? i : static_cast<uint32_t>(token) == newest ? at_newest : nowhere);
+    for_all<kRunTurns>(runs, [&](int turn, int first) {
+      Run tokens = asked.get(turn, [&] { return load_run(first); });
+      Run own;
+      HISPARSE_UNROLL
+      for (int j = 0; j < kRun; ++j) {
+        const bool is_token = static_cast<uint32_t>(tokens.at[j]) < newest;
+        const bool is_newest = static_cast<uint32_t>(tokens.at[j]) == newest;
+        own.at[j] = first + j;
+        stands_for.set(j, first + j, is_token ? first + j : is_newest ? at_newest : nowhere);
+        if (!is_token) tokens.at[j] = TokenTable::kNone;
+      }
+      put_neighbours(places + first, own);
+      table.put(first, tokens);
     });
     block_barrier();
 
@@ -254,7 +270,8 @@ class SwapIn {
     // minimum, so that their order does not matter.
     for_all<kEntryTurns>(entries, [&](int turn, int i) {
       if (stands_for.get(turn, i) != i) return;
-      const int32_t entry = table.find_own(table.token_of(i));
+      const int32_t entry = table.find_own(kRunTurns > 0 ? asked.get(0, [] { return Run{}; }).at[turn % kRun]
+                                                         : table.token_of(i));
       shared_min(places + entry, i, entry != i);
       stands_for.set(turn, i, entry);
     });
@@ -267,20 +284,19 @@ class SwapIn {
         hit.at[j] = entry.at[j] >= 0;
         shared_min(places + entry.at[j], locs.at[j] | kResident, hit.at[j]);
       }
-      put_four(hits + slot, hit);
-      if (at.has_locs) put_four(slot_locs + slot, locs);
+      put_neighbours(hits + slot, hit);
+      if (at.has_locs) put_neighbours(slot_locs + slot, locs);
     });
     if (thread_ == 0) {
       places[at_newest] = newest_loc | kResident;
       places[nowhere] = kNowhere;
+      hits[no_slot] = 1;  // nobody's victim
     }
     Recent lru(shared + at.lru);
     for_each<kGroupTurns>(recent, [&](int turn, int i) {
-      RecentSlots four =
-          loaded_lru.get(turn, [&] { return load_recent(i); }).unpacked(aligned && i + 4 <= recent.end);
-      HISPARSE_UNROLL
-      for (int j = 0; j < 4; ++j) four.slot[j] = min_of(four.slot[j], slots - 1);
-      lru.set(turn, i / 4, four);
+      lru.set(turn, i / 4,
+              loaded_lru.get(turn, [&] { return load_recent(i); })
+                  .unpacked(aligned, static_cast<uint32_t>(no_slot)));
     });
     block_barrier();
 
@@ -312,8 +328,7 @@ class SwapIn {
     for_each<kGroupTurns>(recent, [&](int turn, int i) {
       RecentSlots four = lru.get(turn, i / 4);
       HISPARSE_UNROLL
-      for (int j = 0; j < 4; ++j) four.hits += static_cast<uint32_t>(hits[four.slot[j]]) << j;
-      if (i + 4 > recent.end) four.hits |= 0xFu << (recent.end - i) & 0xF;
+      for (int j = 0; j < 4; ++j) four.hits |= static_cast<uint32_t>(hits[four.slot(j)]) << j;
       free_slots += 4 - population_count(four.hits);
       lru.set(turn, i / 4, four);
     });
@@ -337,12 +352,12 @@ class SwapIn {
           rank[j] = four.is_hit(j) ? all_misses : first_rank;
           first_rank += !four.is_hit(j);
           if (rank[j] < all_misses)
-            device_loc[j] = at.has_locs ? slot_locs[four.slot[j]] : locs_[four.slot[j]];
+            device_loc[j] = at.has_locs ? slot_locs[four.slot(j)] : locs_[four.slot(j)];
         }
         HISPARSE_UNROLL
         for (int j = 0; j < 4; ++j) {
           if (rank[j] >= all_misses) continue;
-          victims[rank[j]] = static_cast<uint16_t>(four.slot[j]);
+          victims[rank[j]] = static_cast<uint16_t>(four.slot(j));
           miss_device_locs[rank[j]] = device_loc[j];
           if (records) p_.miss_dst[row_ * p_.plan_stride + rank[j]] = device_loc[j];
         }
@@ -377,13 +392,18 @@ class SwapIn {
     if (copies) copy.start(block_part() * threads_ + thread_, p_.blocks_per_request * threads_);
     if (block_part() == 0) {
       int32_t* const out = out_row();
-      for_each<kEntryTurns>(entries, [&](int turn, int i) {
-        const int32_t entry = stands_for.get(turn, i) & kEntryMask;
-        int32_t place = known_place.get(turn, [&] { return places[entry]; });
-        if (place >= 0) place = places[entry];
-        out[i] = place < 0           ? place & ~kResident
-                 : place == kNowhere ? -1
-                                     : miss_device_locs[place & kRankMask];
+      for_all<kRunTurns>(runs, [&](int, int first) {
+        Run locs;
+        HISPARSE_UNROLL
+        for (int j = 0; j < kRun; ++j) {
+          const int32_t entry = stands_for.get(j, first + j) & kEntryMask;
+          int32_t place = known_place.get(j, [&] { return places[entry]; });
+          if (place >= 0) place = places[entry];
+          locs.at[j] = place < 0           ? place & ~kResident
+                       : place == kNowhere ? -1
+                                           : miss_device_locs[place & kRankMask];
+        }
+        store_run(out, first, locs);
       });
       if (p_.miss_count != nullptr && thread_ == 0) p_.miss_count[row_] = all_misses;
     }
@@ -420,29 +440,50 @@ class SwapIn {
         const int position = hit ? hit_position : rotated < 0 ? rotated + all_free : rotated;
         hit_position += hit;
         rotated += !hit;
-        if (i + j < recent.end) row[position] = static_cast<int16_t>(four.slot[j]);
+        if (kLruGoesThroughShared || i + j < recent.end) row[position] = static_cast<int16_t>(four.slot(j));
       }
     });
   }
 
   __device__ __forceinline__ void write_row(int16_t* row, const int16_t* from, int count,
                                             bool aligned) const {
-    int done = 0;
     if (aligned) {
-      done = count & ~3;
       HISPARSE_NO_UNROLL
-      for (int i = thread_ * 4; i < done; i += threads_ * 4) put_four(row + i, get_four(from + i));
+      for (int i = thread_ * 4; i < count; i += threads_ * 4)
+        put_neighbours(row + i, get_neighbours<4>(from + i));
+    } else {
+      HISPARSE_NO_UNROLL
+      for (int i = thread_; i < count; i += threads_) row[i] = from[i];
     }
-    HISPARSE_NO_UNROLL
-    for (int i = done + thread_; i < count; i += threads_) row[i] = from[i];
   }
 
   __device__ __forceinline__ int32_t token_at(int entry) const {
     return Selection::token_at(p_, top_k_, entry);
   }
 
-  __device__ __forceinline__ int32_t asked_at(int entry) const {
-    return entry < p_.num_top_k ? token_at(entry) : -1;
+  // Nothing is asked for past the end.
+  __device__ __forceinline__ Run load_run(int first) const {
+    if constexpr (Selection::kRowHoldsTokens && kRun > 1) {
+      if (p_.runs_are_aligned && first < p_.num_top_k) return get_neighbours<kRun>(top_k_ + first);
+    }
+    Run tokens;
+    HISPARSE_UNROLL
+    for (int j = 0; j < kRun; ++j) tokens.at[j] = first + j < p_.num_top_k ? token_at(first + j) : -1;
+    return tokens;
+  }
+
+  __device__ __forceinline__ void store_run(int32_t* row, int first, const Run& locs) const {
+    if (kRun > 1 && p_.runs_are_aligned) {
+      if (first < p_.num_top_k) put_neighbours(row + first, locs);
+    } else {
+      HISPARSE_UNROLL
+      for (int j = 0; j < kRun; ++j)
+        if (first + j < p_.num_top_k) row[first + j] = locs.at[j];
+    }
+  }
+
+  __device__ __forceinline__ int entries_per_thread() const {
+    return kEntryTurns > 0 ? kEntryTurns : p_.entries_per_thread;
   }
 
   __device__ __forceinline__ int32_t* out_row() const {

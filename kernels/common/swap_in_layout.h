@@ -11,7 +11,7 @@ struct SwapInLayout {
   uint32_t tokens;   // int32 [places_end]: the token of each entry
   uint32_t places;   // int32 [places_end + 2]: where the token of an entry is
   uint32_t victims;  // uint16 [num_top_k]: the slots that the misses take
-  uint32_t hits;     // uint8 [hot_buffer_size], flags; then int32 [num_top_k], the device locs of the misses
+  uint32_t hits;  // uint8 [hot_buffer_size + 4], flags; then int32 [num_top_k], the device locs of the misses
   uint32_t scratch;  // uint32 [kScratchWords]
   uint32_t chains;   // int32 [places_end]: the next entry whose token has the same cell
   uint32_t lru;  // uint16 [hot_buffer_size]: the LRU row as loaded (bit 15: hit) if staged, else the new one
@@ -43,11 +43,12 @@ struct SwapInLayout {
     };
     at.tokens = take(at.places_end * 4);
     at.places = take((at.places_end + 2) * 4);
-    at.victims = take(k * 2);
-    at.hits = take(larger(h, k * 4));
+    at.hits = take(larger(h + 4, k * 4));
     at.scratch = take(kScratchWords * 4);
-    // A new LRU row is put together when the chains are done with.
-    at.chains = take(staged ? k * 4 : larger(h * 2, at.places_end * 4));
+    // Up to three places behind the row are written to and not read. Victims are known, and a new LRU row is
+    // put together, when the chains are done with.
+    at.chains = take(staged ? k * 4 : larger((h + 3) * 2, at.places_end * 4));
+    at.victims = staged ? at.chains : take(k * 2);
     at.lru = staged ? take(h * 2) : at.chains;
     at.entries = staged ? take(k * 2) : 0;
 

@@ -27,10 +27,19 @@ class TokenTable {
 
   // Three steps with a block barrier after each: every entry comes in; those with a token are chained, if
   // there are chains at all; then tokens can be looked up.
-  __device__ __forceinline__ void put(int entry, int32_t token) const {
-    tokens_[entry] = token;
-    if (has_chains_) chains_[entry] = kNone;
-    if (token >= 0) cells_[cell_of(token)] = static_cast<uint16_t>(entry);
+  template <int kCount>
+  __device__ __forceinline__ void put(int entry, const Neighbours<int32_t, kCount>& tokens) const {
+    put_neighbours(tokens_ + entry, tokens);
+    if (has_chains_) {
+      Neighbours<int32_t, kCount> ends;
+      HISPARSE_UNROLL
+      for (int i = 0; i < kCount; ++i) ends.at[i] = kNone;
+      put_neighbours(chains_ + entry, ends);
+    }
+    HISPARSE_UNROLL
+    for (int i = 0; i < kCount; ++i)
+      if (tokens.at[i] >= 0)
+        shared_store_any(cells_ + cell_of(tokens.at[i]), static_cast<uint16_t>(entry + i));
   }
   __device__ __forceinline__ bool has_chains() const { return has_chains_; }
   __device__ __forceinline__ void chain(int entry, int32_t token) const {

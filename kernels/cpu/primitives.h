@@ -52,6 +52,11 @@ inline bool warp_any(bool value, const char* file = __builtin_FILE(), int line =
   return warp_sum(value, file, line) > 0;
 }
 inline int population_count(uint32_t bits) { return __builtin_popcount(bits); }
+// The smaller of the lower halves, and of the upper ones.
+inline uint32_t min_of_halves(uint32_t a, uint32_t b) {
+  const uint32_t low = (a & 0xFFFF) < (b & 0xFFFF) ? a & 0xFFFF : b & 0xFFFF;
+  return (a >> 16 < b >> 16 ? a >> 16 : b >> 16) << 16 | low;
+}
 inline uint32_t multiply_high(uint32_t a, uint32_t b) { return static_cast<uint32_t>(uint64_t{a} * b >> 32); }
 
 template <class T>
@@ -76,6 +81,10 @@ inline T load_global(const T* address) {
   return *address;
 }
 
+// Several threads may store to one address: one of the values stays.
+inline void shared_store_any(uint16_t* address, uint16_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELAXED);
+}
 inline int32_t shared_exchange(int32_t* address, int32_t value) {
   return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
 }

@@ -43,6 +43,8 @@ __device__ __forceinline__ uint32_t warp_sum(uint32_t value) { return __reduce_a
 
 __device__ __forceinline__ bool warp_any(bool value) { return __any_sync(kAllLanes, value); }
 __device__ __forceinline__ int population_count(uint32_t bits) { return __popc(bits); }
+// The smaller of the lower halves, and of the upper ones.
+__device__ __forceinline__ uint32_t min_of_halves(uint32_t a, uint32_t b) { return __vminu2(a, b); }
 __device__ __forceinline__ uint32_t multiply_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 
 // A value that is the same in all lanes; a hint to the compiler on other targets.
@@ -79,6 +81,10 @@ __device__ __forceinline__ T load_global(const T* address) {
   return *address;
 }
 
+// Several threads may store to one address: one of the values stays.
+__device__ __forceinline__ void shared_store_any(uint16_t* address, uint16_t value) {
+  *static_cast<volatile uint16_t*>(address) = value;
+}
 __device__ __forceinline__ int32_t shared_exchange(int32_t* address, int32_t value) {
   return atomicExch(address, value);
 }

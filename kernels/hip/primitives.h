@@ -55,6 +55,12 @@ __device__ __forceinline__ uint32_t warp_sum(uint32_t value) {
 
 __device__ __forceinline__ bool warp_any(bool value) { return __any(value); }
 __device__ __forceinline__ int population_count(uint32_t bits) { return __popc(bits); }
+// The smaller of the lower halves, and of the upper ones.
+__device__ __forceinline__ uint32_t min_of_halves(uint32_t a, uint32_t b) {
+  using Halves = uint16_t __attribute__((ext_vector_type(2)));
+  return __builtin_bit_cast(
+      uint32_t, __builtin_elementwise_min(__builtin_bit_cast(Halves, a), __builtin_bit_cast(Halves, b)));
+}
 __device__ __forceinline__ uint32_t multiply_high(uint32_t a, uint32_t b) { return __umulhi(a, b); }
 
 // Moves a value that is the same in all lanes to scalar registers.
@@ -89,6 +95,8 @@ __device__ __forceinline__ T* settled_shared(T* pointer) {
 
 __device__ __forceinline__ uint32_t settled(uint32_t value) { return value; }
 
+// Several threads may store to one address: one of the values stays.
+__device__ __forceinline__ void shared_store_any(uint16_t* address, uint16_t value) { *address = value; }
 __device__ __forceinline__ int32_t shared_exchange(int32_t* address, int32_t value) {
   return __hip_atomic_exchange(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }

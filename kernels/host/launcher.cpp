@@ -21,10 +21,10 @@ CopyShape copy_shape(const void* source, const void* destination, int64_t item_s
   return CopyShape::make(static_cast<int32_t>(item_size_bytes), word_bytes, workers);
 }
 
-// Whether four neighbours, from a multiple of four on, are one aligned access in every row.
+// Whether `count` neighbours, from a multiple of it on, are one aligned access in every row.
 template <typename T>
-bool are_rows_aligned(const T* base, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(base) % (4 * sizeof(T)) == 0 && stride % 4 == 0;
+bool are_rows_aligned(const T* base, int64_t stride, int count) {
+  return reinterpret_cast<uintptr_t>(base) % (count * sizeof(T)) == 0 && stride % count == 0;
 }
 
 void check_block_size(int64_t block_size, const DeviceInfo& info, Device device) {
@@ -95,9 +95,14 @@ void launch(SwapInCall& call) {
   params.blocks_per_request = blocks;
   params.slots_per_thread = row.slots_per_thread;
   params.entries_per_thread = row.entries_per_thread;
-  params.rows_are_aligned = are_rows_aligned(params.device_buffer_tokens, params.buffer_table_stride) &&
-                            are_rows_aligned(params.device_buffer_locs, params.buffer_table_stride) &&
-                            are_rows_aligned(params.lru_slots, params.lru_stride);
+  params.rows_are_aligned = params.hot_buffer_size % 4 == 0 &&
+                            are_rows_aligned(params.device_buffer_tokens, params.buffer_table_stride, 4) &&
+                            are_rows_aligned(params.device_buffer_locs, params.buffer_table_stride, 4) &&
+                            are_rows_aligned(params.lru_slots, params.lru_stride, 4);
+  constexpr int kRun = kEntriesInRegisters;
+  params.runs_are_aligned = params.num_top_k % kRun == 0 &&
+                            are_rows_aligned(params.top_k_tokens, params.top_k_stride, kRun) &&
+                            are_rows_aligned(params.top_k_device_locs, params.device_locs_stride, kRun);
   params.copy = copy_shape(params.host_cache.base, params.device_buffer.base, call.item_size_bytes,
                            blocks * row.threads);
 
