@@ -29,7 +29,7 @@ step "Toolchains"
 
 step "Build"
 HISPARSE_TARGETS="cpu;cuda;rocm" CXXFLAGS="${CXXFLAGS:-} -Werror" \
-  .venv/bin/pip install -v --no-build-isolation -e ".[dev]" | grep -v "already satisfied"
+  .venv/bin/pip install -v --no-build-isolation -e ".[dev,docs]" | grep -v "already satisfied"
 
 step "Disassemblers"
 .venv/bin/python ci/isa_gate.py --setup
@@ -40,6 +40,11 @@ step "Formatting and lint"
 find kernels -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.hip' \
   | xargs .venv/bin/clang-format --dry-run -Werror
 .venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
+
+step "Documentation"
+if [ -x .venv/bin/mkdocs ]; then # its packages need Python 3.11
+  NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet --config-file ci/mkdocs.yml
+fi
 
 step "Wheels"
 export PYTHON=$PWD/.venv/bin/python

@@ -57,8 +57,15 @@ def options(
 ) -> Iterator[Options]:
     """Runs the calls inside the ``with`` block with other options, process-wide; None leaves an option as it is.
 
+    Args:
+        warp_size: Threads of a warp, 32 or 64.
+        seed: At least 0: threads run in a random order that it repeats.
+        strict: Whether threads that leave before a barrier are an error.
+        item_copy: "wave" or "chunk".
+        shared_memory_bytes: Shared memory of a block, at least 0.
+
     Raises:
-        ValueError: An option has a value that :class:`Options` does not name.
+        ValueError: An option has a value that ``Options`` does not name.
     """
     given = {
         "warp_size": warp_size,

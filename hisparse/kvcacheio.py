@@ -3,27 +3,37 @@
 A *pool* holds the keys, the values, or the latent items of all tokens; an *item* is what one token has in one layer,
 ``item_size`` bytes. With a pool as bytes, its items lie in one of four layouts:
 
-=============  ==========================================================  ===================================
-layer first    ``[token, item_size]``, one layer a pool                    ``src_k``, ``dst`` of one layer
-layer table    uint64 ``[num_layers]``: the address of each such pool      ``src_k_layers``, ``dst_layers``
-page first     ``[token, layout_dim]``, of which layer l is                ``_pf``, but not ``_direct``
-               ``[:, l * item_size : (l + 1) * item_size]``
-page head      ``[page, head, token in page, layer, item_size / heads]``   ``_ph``
-=============  ==========================================================  ===================================
+| layout | as bytes | of |
+|---|---|---|
+| layer first | ``[token, item_size]``, one layer a pool | ``src_k``, ``dst`` of one layer |
+| layer table | uint64 ``[num_layers]``: the address of each such pool | ``src_k_layers``, ``dst_layers`` |
+| page first | ``[token, layout_dim]``; layer l: ``[:, l * item_size : (l + 1) * item_size]`` | ``_pf`` by a kernel |
+| page head | ``[page, head, token in page, layer, item_size / heads]`` | ``_ph`` |
 
 Transfers by a kernel (``transfer_kv_per_layer`` to ``transfer_kv_all_layer_mla_lf_pf``) move, for every i, the item of
 token ``src_indices[i]`` to token ``dst_indices[i]``: ``dst_pool[dst_indices] = src_pool[src_indices]``, where a pool is
-indexed by token whatever its layout. What they have in common:
+indexed by token whatever its layout. Their arguments:
 
-- Pools are contiguous, of any dtype and shape. Those on the host are pinned or registered; either side may be there,
-  or both. A layer table holds addresses for the device (:func:`get_device_accessible_ptr`) and is on it.
-- ``src_indices`` and ``dst_indices`` are contiguous int64 ``[N]``, on the GPU if a pool or table is. A pair in which
-  one is negative, or past the end of its pool, is skipped. Where a destination stands twice, which item wins is
-  unspecified, word by word. Source and destination rows do not overlap.
-- ``layout_dim`` is the bytes of one token over all layers, ``head_num`` divides it and ``item_size``.
-- ``block_quota`` bounds the thread blocks, so that a transfer in the background leaves the GPU to others;
-  ``num_warps_per_block`` is 32 on CUDA and 16 elsewhere if None. Where ``block_quota`` may be None, it is then the
-  environment variable SGLANG_HICACHE_BLOCK_QUOTA, read at each call, or else 16 on ROCm and 2 elsewhere.
+- ``src_k``, ``src_v``, ``src``, ``dst_k``, ``dst_v``, ``dst``: pools, contiguous, of any dtype and shape; on the GPU,
+  or in pinned or registered host memory, either side or both.
+- ``src_k_layers``, ``src_v_layers``, ``src_layers``, ``dst_k_layers``, ``dst_v_layers``, ``dst_layers``: layer
+  tables, on the GPU, of addresses as ``get_device_accessible_ptr`` gives them.
+- ``src_indices``, ``dst_indices``: token numbers, contiguous int64 ``[N]``, on the GPU if a pool or table is.
+- ``item_size``: bytes of one token in one layer, at least 1.
+- ``layer_id``: the layer of a page-first or page-head source that is moved, from 0.
+- ``num_layers``: layers of the tables, at least 1.
+- ``src_layout_dim``, ``dst_layout_dim``: bytes of one token over all layers of the pool.
+- ``page_size``: tokens of a page.
+- ``head_num``: heads of an item; divides ``item_size`` and the layout dimension.
+- ``block_quota``: the most thread blocks, so that a transfer in the background leaves the GPU to others. Where it may
+  be None, that is the environment variable SGLANG_HICACHE_BLOCK_QUOTA, read at each call, or else 16 on ROCm and 2
+  elsewhere.
+- ``num_warps_per_block``: warps of each block; None is 32 on CUDA and 16 elsewhere.
+
+What they have in common:
+
+- A pair in which an index is negative, or past the end of its pool, is skipped. Where a destination stands twice, which
+  item wins is unspecified, word by word. Source and destination rows do not overlap.
 - The call enqueues one kernel on the current stream of the GPU, whatever device is current, and can be captured in a
   graph. On the CPU target the work is done when it returns.
 - Item sizes that 16 divides are copied fastest where pools are aligned to 16 bytes too; any other size and alignment
@@ -57,7 +67,10 @@ def transfer_kv_per_layer(
     block_quota: int = 2,
     num_warps_per_block: int | None = None,
 ) -> None:
-    """Keys and values of one layer, layer first on both sides."""
+    """Keys and values of one layer, layer first on both sides.
+
+    Equals ``dst_k[dst_indices] = src_k[src_indices]``, with the pools as ``[tokens, item_size]`` bytes; values alike.
+    """
     _C.transfer_kv_per_layer(
         src_k, dst_k, src_v, dst_v, src_indices, dst_indices, item_size, block_quota, num_warps_per_block
     )
@@ -76,7 +89,14 @@ def transfer_kv_per_layer_pf_lf(
     block_quota: int = 2,
     num_warps_per_block: int | None = None,
 ) -> None:
-    """Keys and values of layer ``layer_id``, from page first to layer first."""
+    """Keys and values of layer ``layer_id``, from page first to layer first.
+
+    Equals ``dst_k[dst_indices] = src_k[src_indices, layer_id * item_size : (layer_id + 1) * item_size]``, with pools as
+    bytes, ``[tokens, src_layout_dim]`` and ``[tokens, item_size]``; values alike.
+
+    Raises:
+        IndexError: ``layer_id`` is no layer of the source.
+    """
     _C.transfer_kv_per_layer_pf_lf(
         src_k,
         dst_k,
@@ -107,7 +127,15 @@ def transfer_kv_per_layer_ph_lf(
     block_quota: int = 2,
     num_warps_per_block: int | None = None,
 ) -> None:
-    """Keys and values of layer ``layer_id``, from page head to layer first."""
+    """Keys and values of layer ``layer_id``, from page head to layer first.
+
+    Equals, for each pair s, d of the indices,
+    ``dst_k[d] = src_k[s // page_size, :, s % page_size, layer_id].flatten()``, with the pools as bytes,
+    ``[pages, head_num, page_size, layers, item_size / head_num]`` and ``[tokens, item_size]``; values alike.
+
+    Raises:
+        IndexError: ``layer_id`` is no layer of the source.
+    """
     _C.transfer_kv_per_layer_ph_lf(
         src_k,
         dst_k,
@@ -139,7 +167,9 @@ def transfer_kv_all_layer(
 ) -> None:
     """Keys and values of all layers, between the pools that the layer tables name.
 
-    How many tokens those pools hold is not known here: indices past their end are the caller's fault.
+    Equals, for each layer l, ``dst_k_layers[l][dst_indices] = src_k_layers[l][src_indices]``, were the tables lists of
+    pools; values alike. How many tokens those pools hold is not known here: indices past their end are the caller's
+    fault.
     """
     _C.transfer_kv_all_layer(
         src_k_layers,
@@ -168,7 +198,12 @@ def transfer_kv_all_layer_lf_pf(
     block_quota: int = 2,
     num_warps_per_block: int | None = None,
 ) -> None:
-    """Keys and values of all layers, from the pools of layer tables to page first."""
+    """Keys and values of all layers, from the pools of layer tables to page first.
+
+    Equals, for each layer l,
+    ``dst_k[dst_indices, l * item_size : (l + 1) * item_size] = src_k_layers[l][src_indices]``, with ``dst_k`` as bytes,
+    ``[tokens, dst_layout_dim]``; values alike.
+    """
     _C.transfer_kv_all_layer_lf_pf(
         src_k_layers,
         dst_k,
@@ -199,7 +234,12 @@ def transfer_kv_all_layer_lf_ph(
     block_quota: int = 2,
     num_warps_per_block: int | None = None,
 ) -> None:
-    """Keys and values of all layers, from the pools of layer tables to page head."""
+    """Keys and values of all layers, from the pools of layer tables to page head.
+
+    Equals, for each layer l and pair s, d of the indices,
+    ``dst_k[d // page_size, :, d % page_size, l] = src_k_layers[l][s].view(head_num, -1)``, with ``dst_k`` as bytes,
+    ``[pages, head_num, page_size, layers, item_size / head_num]``; values alike.
+    """
     _C.transfer_kv_all_layer_lf_ph(
         src_k_layers,
         dst_k,
@@ -226,7 +266,10 @@ def transfer_kv_per_layer_mla(
     block_quota: int | None = None,
     num_warps_per_block: int | None = None,
 ) -> None:
-    """Latent items of one layer, layer first on both sides."""
+    """Latent items of one layer, layer first on both sides: as ``transfer_kv_per_layer``, with one pool on each side.
+
+    Equals ``dst[dst_indices] = src[src_indices]``, with the pools as ``[tokens, item_size]`` bytes.
+    """
     _C.transfer_kv_per_layer_mla(src, dst, src_indices, dst_indices, item_size, block_quota, num_warps_per_block)
 
 
@@ -241,7 +284,14 @@ def transfer_kv_per_layer_mla_pf_lf(
     block_quota: int | None = None,
     num_warps_per_block: int | None = None,
 ) -> None:
-    """Latent items of layer ``layer_id``, from page first to layer first."""
+    """Latent items of layer ``layer_id``, from page first to layer first.
+
+    Equals ``dst[dst_indices] = src[src_indices, layer_id * item_size : (layer_id + 1) * item_size]``, with the pools as
+    bytes, ``[tokens, src_layout_dim]`` and ``[tokens, item_size]``.
+
+    Raises:
+        IndexError: ``layer_id`` is no layer of the source.
+    """
     _C.transfer_kv_per_layer_mla_pf_lf(
         src, dst, src_indices, dst_indices, layer_id, item_size, src_layout_dim, block_quota, num_warps_per_block
     )
@@ -257,7 +307,11 @@ def transfer_kv_all_layer_mla(
     block_quota: int = 2,
     num_warps_per_block: int | None = None,
 ) -> None:
-    """Latent items of all layers, between the pools that the layer tables name."""
+    """Latent items of all layers, between the pools that the layer tables name.
+
+    Equals, for each layer l, ``dst_layers[l][dst_indices] = src_layers[l][src_indices]``, were the tables lists of
+    pools.
+    """
     _C.transfer_kv_all_layer_mla(
         src_layers, dst_layers, src_indices, dst_indices, item_size, num_layers, block_quota, num_warps_per_block
     )
@@ -274,7 +328,12 @@ def transfer_kv_all_layer_mla_lf_pf(
     block_quota: int = 2,
     num_warps_per_block: int | None = None,
 ) -> None:
-    """Latent items of all layers, from the pools of a layer table to page first."""
+    """Latent items of all layers, from the pools of a layer table to page first.
+
+    Equals, for each layer l,
+    ``dst[dst_indices, l * item_size : (l + 1) * item_size] = src_layers[l][src_indices]``, with ``dst`` as
+    bytes, ``[tokens, dst_layout_dim]``.
+    """
     _C.transfer_kv_all_layer_mla_lf_pf(
         src_layers,
         dst,
@@ -299,11 +358,15 @@ def transfer_kv_direct(
 
     Args:
         src_layers: A list or tuple of contiguous tensors ``[tokens, ...]``, such as all layers of keys and then all
-            layers of values.
+            layers of values. Any dtype; on the GPU, or in pinned or registered host memory.
         dst_layers: As many. The tokens of a pair have the same number of bytes.
-        src_indices: int64 [N], all within the tensors.
-        dst_indices: int64 [N].
-        page_size: Divides N. Runs of tokens that follow one another on both sides are one copy, of a page or longer.
+        src_indices: int64 [N], contiguous, on the CPU or the GPU, all within the tensors.
+        dst_indices: int64 [N], the same.
+        page_size: Tokens of a page; divides N. Runs of tokens that follow one another on both sides are one copy.
+
+    Raises:
+        ValueError: A list is empty, an index is outside its tensor, or ``page_size`` does not divide N.
+        RuntimeError: Indices are on the GPU while a graph is captured.
     """
     _C.transfer_kv_direct(src_layers, dst_layers, src_indices, dst_indices, page_size)
 
@@ -339,7 +402,18 @@ def transfer_kv_all_layer_direct_lf_pf(
     dst_indices: Tensor,
     page_size: int,
 ) -> None:
-    """The way back of :func:`transfer_kv_per_layer_direct_pf_lf`: layer j of ``src_ptrs`` to layer j of the pools."""
+    """The way back of ``transfer_kv_per_layer_direct_pf_lf``: layer j of ``src_ptrs`` to layer j of the pools.
+
+    Equals, per page n with ``s, d = src_indices[n * page_size], dst_indices[n * page_size]``, and per layer j:
+    ``dst_ptrs[0][d // page_size, j] = src_ptrs[j][s : s + page_size]``.
+
+    Args:
+        src_ptrs: L tensors ``[tokens, ...]``, or L of keys and then L of values.
+        dst_ptrs: ``[latent]`` or ``[keys, values]``, contiguous pools ``[pages, layers, page_size, ...]``.
+        src_indices: int64 [N], of whose pages the first index counts.
+        dst_indices: int64 [N], of whose pages the first index counts, a multiple of ``page_size``.
+        page_size: Tokens of a page; divides N.
+    """
     _C.transfer_kv_all_layer_direct_lf_pf(src_ptrs, dst_ptrs, src_indices, dst_indices, page_size)
 
 
@@ -379,8 +453,13 @@ def copy_all_layer_kv_cache_cpu(data_ptrs: Tensor, strides: Tensor, tgt_loc: Ten
 def get_device_accessible_ptr(tensor: Tensor, device_index: int) -> int:
     """The address that kernels on a GPU use for a tensor: for host memory on ROCm, another one than its own.
 
+    Equals ``tensor.data_ptr()`` for a tensor on the GPU, and for pinned memory on CUDA.
+
     Args:
-        tensor: On that GPU, or contiguous in host memory that is pinned or registered.
+        tensor: Any dtype and shape. On that GPU, or contiguous in host memory that is pinned or registered.
         device_index: The number of the GPU. On a machine without one, the tensor's own address is the result.
+
+    Raises:
+        ValueError: The tensor is on another device, is not contiguous, or the GPU cannot reach it.
     """
     return _C.get_device_accessible_ptr(tensor, device_index)

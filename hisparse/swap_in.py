@@ -79,7 +79,7 @@ def load_cache_to_device_buffer_mla(
         blocks_per_request: Blocks that share the copying of one row, 1 to 64; None leaves the choice to the library.
             It has no influence on the result.
 
-    The tables' row strides are free; their last dimension is contiguous. Per row b, the call equals::
+    The tables' row strides are free; their last dimension is contiguous. Per row b, the call equals:
 
         def swap_in(b):
             top_k, output = top_k_tokens[b, :K], top_k_device_locs[b, :K]
@@ -118,9 +118,8 @@ def load_cache_to_device_buffer_mla(
         TypeError: An argument is no tensor, has the wrong dtype, or is no int.
         ValueError: An argument has the wrong shape, strides, device or value; K and H need more shared memory than
             the device has; the device cannot reach ``host_cache``.
-        RuntimeError: The target was not built, has no driver or device, or the driver reports an error.
-
-        All but a driver's error come before anything is launched or changed.
+        RuntimeError: The target was not built, has no driver or device, or the driver reports an error. That error
+            apart, all come before anything is launched or changed.
     """
     _C.load_cache_to_device_buffer_mla(
         top_k_tokens,

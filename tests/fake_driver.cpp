@@ -25,9 +25,22 @@ constexpr int kWarpSizeAttribute = 10, kThreadsAttribute = 1, kMultiprocessorsAt
 
 namespace {
 
+constexpr int kEveryDevice = -1;
+
 struct Mapping {
   uintptr_t host, device;
   size_t bytes;
+  int on = kEveryDevice;
+};
+
+struct Failure {
+  int code;
+  int on;
+};
+
+struct DriverCall {
+  std::string name;
+  int current;
 };
 
 struct Launch {
@@ -38,10 +51,12 @@ struct Launch {
 };
 
 std::mutex mutex;
-std::vector<std::string> calls;
-std::map<std::string, int> failures;
+std::vector<DriverCall> calls;
+std::map<std::string, Failure> failures;
 std::vector<Mapping> mappings;
 Launch last{};
+std::map<int, Launch> last_on;
+std::map<int, int> shared_on;  // where it is not shared_bytes
 hisparse::TransferParams last_transfer{};
 size_t copied = 0, largest_batch = 0;
 int devices = 2, shared_bytes = 65536, capturing = 0, last_error = 0;
@@ -57,9 +72,11 @@ int device_of(const void* handle) { return static_cast<int>(reinterpret_cast<int
 
 int finish(const char* name, int code = 0) {
   const std::lock_guard<std::mutex> lock(mutex);
-  calls.push_back(name);
+  const int current = current_devices.back();
+  calls.push_back({name, current});
   const auto found = failures.find(name);
-  if (found != failures.end()) code = found->second;
+  if (found != failures.end() && (found->second.on == kEveryDevice || found->second.on == current))
+    code = found->second.code;
   if (code != 0) last_error = code;
   return code;
 }
@@ -68,10 +85,14 @@ int finish(const char* name, int code = 0) {
 int finish_unsafe(const char* name) { return finish(name, capturing && capture_mode != 2 ? 900 : 0); }
 
 const Mapping* find(uintptr_t address, uintptr_t Mapping::* side) {
-  for (const Mapping& mapping : mappings)
-    if (address - mapping.*side < mapping.bytes) return &mapping;
+  for (const Mapping& mapping : mappings) {
+    const bool is_here = mapping.on == kEveryDevice || mapping.on == current_devices.back();
+    if (is_here && address - mapping.*side < mapping.bytes) return &mapping;
+  }
   return nullptr;
 }
+
+int shared_of(int device) { return shared_on.count(device) != 0 ? shared_on[device] : shared_bytes; }
 
 }  // namespace
 
@@ -80,35 +101,44 @@ const Mapping* find(uintptr_t address, uintptr_t Mapping::* side) {
   extern "C" int NAME(cuda, hip)(__VA_ARGS__)
 
 extern "C" {
-void fake_fail(const char* name, int code) {
+void fake_fail_on(const char* name, int code, int device) {
   if (code != 0) {
-    failures[name] = code;
+    failures[name] = {code, device};
   } else {
     failures.erase(name);
   }
 }
+void fake_fail(const char* name, int code) { fake_fail_on(name, code, kEveryDevice); }
 void fake_setup(int device_count, int shared) {
   devices = device_count;
   shared_bytes = shared;
 }
 void fake_capture(int on) { capturing = on; }
+void fake_set_shared_on(int device, int shared) { shared_on[device] = shared; }
 void fake_map(uintptr_t host, uintptr_t device, size_t bytes) { mappings.push_back({host, device, bytes}); }
+void fake_map_on(uintptr_t host, uintptr_t device, size_t bytes, int on) {
+  mappings.push_back({host, device, bytes, on});
+}
 void fake_unmap_all() { mappings.clear(); }
 void fake_set_current(int device) { current_devices.back() = device; }
 int fake_current() { return current_devices.back(); }
 int fake_last_error() { return last_error; }
 const Launch* fake_last_launch() { return &last; }
+const Launch* fake_last_launch_on(int device) { return &last_on[device]; }
 uint32_t* fake_arrivals() { return last.params.arrivals; }
 uintptr_t fake_host_cache() { return reinterpret_cast<uintptr_t>(last.params.host_cache.base); }
 uintptr_t fake_transfer_src(int side) { return reinterpret_cast<uintptr_t>(last_transfer.src.pools[side]); }
 uintptr_t fake_transfer_dst(int side) { return reinterpret_cast<uintptr_t>(last_transfer.dst.pools[side]); }
 size_t fake_copied() { return copied; }
 size_t fake_largest_batch() { return largest_batch; }
-int fake_count(const char* name) {
+int fake_count_on(const char* name, int device) {
+  const std::lock_guard<std::mutex> lock(mutex);
   int count = 0;
-  for (const std::string& call : calls) count += call == name;
+  for (const DriverCall& call : calls)
+    count += call.name == name && (device == kEveryDevice || call.current == device);
   return count;
 }
+int fake_count(const char* name) { return fake_count_on(name, kEveryDevice); }
 }
 
 DRIVER_FUNCTION(cuInit, hipInit, unsigned) { return finish(hipInit_name); }
@@ -132,7 +162,7 @@ DRIVER_FUNCTION(cuDeviceGetAttribute, hipDeviceGetAttribute, int* value, int att
   const std::map<int, int> values{{kWarpSizeAttribute, 32},
                                   {kThreadsAttribute, 1024},
                                   {kMultiprocessorsAttribute, 10},
-                                  {kSharedAttribute, shared_bytes},
+                                  {kSharedAttribute, shared_of(device)},
                                   {75, 7},  // compute capability
                                   {76, 5 + device}};
   *value = values.at(attribute);
@@ -169,6 +199,7 @@ DRIVER_FUNCTION(cuLaunchKernel, hipModuleLaunchKernel, void* kernel, unsigned gr
   if (code == 0) {
     last = {grid_x, grid_y, block_x, shared, device, stream, {}};
     if (device_of(kernel) < kCopyItems) std::memcpy(&last.params, parameters[0], sizeof(last.params));
+    last_on[device] = last;
     if (device_of(kernel) >= kTransfer) std::memcpy(&last_transfer, parameters[0], sizeof(last_transfer));
   }
   return code;
@@ -327,7 +358,7 @@ int cuCtxPopCurrent_v2(void** context) {
   return finish("cuCtxPopCurrent_v2");
 }
 int cuFuncSetAttribute(void*, int attribute, int value) {
-  return finish("cuFuncSetAttribute", attribute != 8 || value != shared_bytes);
+  return finish("cuFuncSetAttribute", attribute != 8 || value != shared_of(current_devices.back()));
 }
 int cuPointerGetAttributes(unsigned count, int* attributes, void** values, uintptr_t address) {
   const Mapping* mapping = find(address, &Mapping::host);

@@ -6,6 +6,7 @@ are through the attributes that every torch has.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -78,7 +79,8 @@ class Driver:
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(LIBRARY)
-        self.library.fake_last_launch.restype = ctypes.POINTER(Launch)
+        for name in ("fake_last_launch", "fake_last_launch_on"):
+            getattr(self.library, name).restype = ctypes.POINTER(Launch)
         self.library.fake_arrivals.restype = ctypes.POINTER(ctypes.c_uint32)
         for name in ("host_cache", "transfer_src", "transfer_dst", "copied", "largest_batch"):
             getattr(self.library, f"fake_{name}").restype = ctypes.c_size_t
@@ -92,6 +94,17 @@ class Driver:
     def count(self, cuda: str, hip: str) -> int:
         return self.library.fake_count(self.name(cuda, hip))
 
+    def fail_on(self, device: int, cuda: str, hip: str, code: int) -> None:
+        self.library.fake_fail_on(self.name(cuda, hip), code, device)
+
+    def count_on(self, device: int, cuda: str, hip: str) -> int:
+        """Calls of a function while a device was current."""
+        return self.library.fake_count_on(self.name(cuda, hip), device)
+
+    def map_on(self, device: int, array: np.ndarray, shift: int) -> None:
+        address = array.ctypes.data
+        self.library.fake_map_on(*map(ctypes.c_size_t, (address, address + shift, array.nbytes)), device)
+
     def map(self, array: np.ndarray, first: int = 0, last: int | None = None, shift: int = HOST_LOC_STEP) -> None:
         """Bytes first .. last - 1 of an array as one piece of registered memory, `shift` away on the device."""
         last = array.nbytes if last is None else last
@@ -101,6 +114,9 @@ class Driver:
     @property
     def launch(self) -> Launch:
         return self.library.fake_last_launch().contents
+
+    def launch_on(self, device: int) -> Launch:
+        return self.library.fake_last_launch_on(device).contents
 
     @property
     def launches(self) -> int:
@@ -158,6 +174,29 @@ class Call:
 
     def __call__(self, **others) -> None:
         hisparse.load_cache_to_device_buffer_mla(**{**self.arguments, **others})
+
+
+class Place:
+    """A fake GPU as a place for the cases of placed_calls.py: only what the driver copies is ever changed."""
+
+    library = "torch"
+
+    def __init__(self, driver: Driver, index: int = 0):
+        self.driver, self.device = driver, types.SimpleNamespace(index=index)
+
+    def put(self, name: str, array):
+        raw = array.raw.copy()
+        view = array.with_raw(raw).view
+        if name != "host_cache":
+            return raw, Tensor(view, "cuda", self.device.index)
+        self.driver.map(raw)
+        return raw, Tensor(view, "cpu")
+
+    def fetch(self, raw: np.ndarray) -> np.ndarray:
+        return raw
+
+    def options(self):
+        return contextlib.nullcontext()
 
 
 def error_of(kind: type[Exception], call, *arguments, **others) -> str:

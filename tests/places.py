@@ -100,6 +100,26 @@ def between_unreadable_pages() -> np.ndarray:
     return np.frombuffer(memory, np.uint8, 2 * page, page)
 
 
+def mapped_tensor(size: int, file: int = -1) -> tuple[torch.Tensor, int]:
+    """Pageable memory of its own, or of a file that other processes map too: bytes, and where they are."""
+    memory = mmap.mmap(file, size)
+    return torch.frombuffer(memory, dtype=torch.uint8), ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+class Registered:
+    """Registers memory with the current device for a while."""
+
+    def __init__(self, address: int, size: int):
+        self.address, self.size = address, size
+
+    def __enter__(self):
+        assert int(torch.cuda.cudart().cudaHostRegister(self.address, self.size, 0)) == 0
+
+    def __exit__(self, *_):
+        torch.cuda.synchronize()
+        assert int(torch.cuda.cudart().cudaHostUnregister(self.address)) == 0
+
+
 class CpuPlace:
     """The CPU target in strict mode, with another random schedule at each call."""
 
@@ -146,6 +166,23 @@ class GpuPlace:
 
     def options(self):
         return contextlib.nullcontext()
+
+
+class RegisteredPlace(GpuPlace):
+    """A GPU whose host pools lie one after the other in memory that the caller has registered."""
+
+    def __init__(self, index: int, memory: torch.Tensor):
+        super().__init__(index)
+        self.memory, self.used = memory, 0
+
+    def put(self, name: str, array: Guarded):
+        if name not in HOST_POOLS:
+            return super().put(name, array)
+        raw = self.memory[self.used : self.used + len(array.raw)]
+        assert len(raw) == len(array.raw), "the memory is too small"
+        self.used += -(-len(raw) // BASE_ALIGNMENT) * BASE_ALIGNMENT
+        raw.copy_(torch.from_numpy(array.raw))
+        return raw, array.on_torch(raw)
 
 
 CPU_PLACES = {

@@ -31,10 +31,10 @@ def copy_case(rng, item_size_bytes, count, leads=(0, 0), dtype=np.uint8, pool_ro
     }
 
 
-def check_copy(place, arrays, item_size_bytes, prepare=None):
+def check_copy(place, arrays, item_size_bytes, prepare=None, **options):
     expected = {name: array.copy() for name, array in arrays.items()}
     reference.copy_items(**{name: array.view for name, array in expected.items()}, item_size_bytes=item_size_bytes)
-    actual = call(place, hisparse.copy_items, arrays, prepare, item_size_bytes=item_size_bytes)
+    actual = call(place, hisparse.copy_items, arrays, prepare, item_size_bytes=item_size_bytes, **options)
     assert_same(actual, expected)
     return actual
 
@@ -77,6 +77,14 @@ def test_negative_and_out_of_range_indices_skip_the_item(place, rng):
     copied = arrays["dst_indices"].view[8:]
     assert np.array_equal(after[copied], arrays["src"].view[arrays["src_indices"].view[8:]])
     assert np.array_equal(np.delete(after, copied, 0), np.delete(before, copied, 0))
+
+
+def test_a_thread_whose_first_word_is_of_a_skipped_item_copies_its_second(place, rng):
+    """Sixteen items of 512 B are two words for each thread of a block; of one of them it is the first or the second."""
+    for skipped in (slice(0, 8), slice(8, 16), slice(0, 16, 3)):
+        arrays = copy_case(rng, 512, 16)
+        arrays["src_indices"].view[skipped] = -1
+        check_copy(place, arrays, 512, blocks=1)
 
 
 def test_a_part_of_an_item_at_the_end_of_a_pool_is_no_row(place, rng):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-
 import numpy as np
 import pytest
-from places import GpuPlace, assert_same, torch
+from places import GpuPlace, Registered, assert_same, mapped_tensor, torch
 from swap_in_cases import Row, check, expect, make_case, random_row, run, without_stale_plan
 
 import hisparse
@@ -20,23 +17,6 @@ MIB = 2**20
 def small_case(rng, item_size_bytes=512, rows=2, **others):
     rows = [random_row(rng, 90, 20, 32, 0.3) for _ in range(rows)]
     return make_case(rng, rows, num_top_k=20, hot_buffer_size=32, item_size_bytes=item_size_bytes, **others)
-
-
-def mapped_tensor(size: int):
-    memory = mmap.mmap(-1, size)
-    return torch.frombuffer(memory, dtype=torch.uint8), ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
-class Registered:
-    def __init__(self, address: int, size: int):
-        self.address, self.size = address, size
-
-    def __enter__(self):
-        assert int(torch.cuda.cudart().cudaHostRegister(self.address, self.size, 0)) == 0
-
-    def __exit__(self, *_):
-        torch.cuda.synchronize()
-        assert int(torch.cuda.cudart().cudaHostUnregister(self.address)) == 0
 
 
 def copy_from(src, rows: int) -> None:

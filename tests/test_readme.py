@@ -1,4 +1,4 @@
-"""What README.md and docs/ say is so: code runs, the table of targets is ci/matrix.json, limits are the kernel's."""
+"""What README.md says is so: the table of targets is ci/matrix.json, limits are the kernel's."""
 
 from __future__ import annotations
 
@@ -8,21 +8,15 @@ import re
 import shlex
 import shutil
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
+from doc_blocks import ROOT, blocks, run_python_blocks
 
 import hisparse
 
-ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
 MATRIX = json.loads((ROOT / "ci" / "matrix.json").read_text())
-
-
-def code_blocks(language, page="README.md"):
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
 def target_table():
@@ -30,21 +24,6 @@ def target_table():
     return [
         tuple(row) for row in re.findall(r"^\| (CUDA|ROCm|CPU) \| (.*?) \| (.*?) \| (.*?) \|$", README, re.MULTILINE)
     ]
-
-
-def run_python_blocks(page):
-    """Runs the page's code from top to bottom; returns the names that it leaves."""
-    names = {}
-    for block in code_blocks("python", page):
-        if "import torch" in block:
-            pytest.importorskip("torch")
-        exec(compile(block, page, "exec"), names)
-    return names
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_run(page):
-    run_python_blocks(page)
 
 
 def test_the_plain_pytorch_function_equals_the_op(rng):
@@ -137,15 +116,5 @@ def test_every_environment_variable_is_in_the_readme():
     assert read == documented
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_and_named_files_exist(page):
-    text = (ROOT / page).read_text()
-    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
-    files = re.findall(r"`((?:hisparse|kernels|ci|tests|docs|benchmarks)/[\w./]+\.\w+)`", text)
-    missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
-    missing += [file for file in files if not (ROOT / file).exists()]
-    assert missing == []
-
-
 def test_commands_name_files_that_exist():
-    assert (ROOT / "ci" / "test.sh").is_file() and "bash ci/test.sh" in code_blocks("bash")[0]
+    assert (ROOT / "ci" / "test.sh").is_file() and "bash ci/test.sh" in blocks("README.md", "bash")[0].code

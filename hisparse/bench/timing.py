@@ -27,7 +27,7 @@ def capture(work: Callable[[], None]) -> Any:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):  # its own default is a stream of the first device that it saw
         work()
     graph.replay()
     torch.cuda.synchronize()

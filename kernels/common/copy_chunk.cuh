@@ -30,7 +30,8 @@ class ChunkCopy {
   }
 
   __device__ __forceinline__ void finish() {
-    if (item_ >= count_ && !first_.live[0]) return;
+    // Either may be live without the other: items can be skipped.
+    if (item_ >= count_ && !first_.live[0] && !first_.live[1]) return;
     if (shape_.word_bytes == 16) {
       store(first_);
       run<16>();
