@@ -30,9 +30,7 @@ void launch(PlannedCopyCall& call) {
   params.items_per_tile = items_per_tile(call.item_size_bytes, info);
   params.rows_per_group = static_cast<int32_t>(divide_up(params.batch, call.block_size));
   params.groups = static_cast<uint32_t>(divide_up(params.batch, params.rows_per_group));
-  params.largest_step = 0;
-  while (params.largest_step * 2 + 1 < params.groups) params.largest_step = params.largest_step * 2 + 1;
-  params.largest_step = (params.largest_step + 1) / 2;
+  for (uint32_t step = 1; step < params.groups; step *= 2) params.largest_step = step;
   runtime.launch(call.is_dsv4 ? KernelId::kCopyPlannedDsv4 : KernelId::kCopyPlanned, &params, sizeof(params),
                  shape, call.device.index, call.stream);
 }
