@@ -1,5 +1,5 @@
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Callable, Sequence
+from typing import Any, TypedDict
 
 from .swap_in import Tensor
 
@@ -50,6 +50,73 @@ def load_cache_to_device_buffer_mla(
     blocks_per_request: int | None,
     /,
 ) -> None: ...
+def load_cache_to_device_buffer_dsv4_mla(
+    top_k_tokens: Tensor,
+    device_buffer_tokens: Tensor,
+    host_cache_locs: Tensor,
+    device_buffer_locs: Tensor,
+    host_cache: Tensor,
+    device_buffer: Tensor,
+    top_k_device_locs: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    lru_slots: Tensor,
+    item_size_bytes: int,
+    num_top_k: int,
+    hot_buffer_size: int,
+    page_size: int,
+    block_size: int,
+    num_real_reqs: Tensor | None,
+    miss_src: Tensor | None,
+    miss_dst: Tensor | None,
+    miss_count: Tensor | None,
+    skip_io: bool,
+    blocks_per_request: int | None,
+    /,
+) -> None: ...
+def load_blocks_to_device_buffer_mha(
+    top_k_blocks: Tensor,
+    device_buffer_tokens: Tensor,
+    host_cache_locs: Tensor,
+    device_buffer_locs: Tensor,
+    host_cache_k: Tensor,
+    host_cache_v: Tensor,
+    device_buffer_k: Tensor,
+    device_buffer_v: Tensor,
+    top_k_device_locs: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    lru_slots: Tensor,
+    item_size_bytes: int,
+    hot_buffer_size: int,
+    sparse_block_size: int,
+    page_size: int,
+    block_size: int,
+    num_real_reqs: Tensor | None,
+    skip_io: bool,
+    blocks_per_request: int | None,
+    /,
+) -> None: ...
+def copy_cache_planned_mla(
+    miss_src: Tensor,
+    miss_dst: Tensor,
+    miss_count: Tensor,
+    num_real_reqs: Tensor,
+    host_cache: Tensor,
+    device_buffer: Tensor,
+    item_size_bytes: int,
+    num_blocks: int,
+    block_size: int,
+    is_dsv4_layout: bool,
+    skip_io: bool,
+    /,
+) -> None: ...
+def transfer_cache_dsv4_mla(
+    src_ptrs: Tensor, dst_ptrs: Tensor, src_indices: Tensor, dst_indices: Tensor, block_size: int, /
+) -> None: ...
+def translate_padded_hisparse_locations(
+    mapping: Tensor, locations: Tensor, allocate: Callable[[Tensor, Any], Tensor], /
+) -> Tensor: ...
 def copy_items(
     src: Tensor, dst: Tensor, src_indices: Tensor, dst_indices: Tensor, item_size_bytes: int, blocks: int | None, /
 ) -> None: ...

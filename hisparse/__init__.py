@@ -18,13 +18,24 @@ except ModuleNotFoundError as error:
 
 from . import cpu, kvcacheio
 from ._version import __version__
-from .swap_in import copy_items, load_cache_to_device_buffer_mla
+from .copies import copy_cache_planned_mla, transfer_cache_dsv4_mla, translate_padded_hisparse_locations
+from .swap_in import (
+    copy_items,
+    load_blocks_to_device_buffer_mha,
+    load_cache_to_device_buffer_dsv4_mla,
+    load_cache_to_device_buffer_mla,
+)
 
 __all__ = [
     "__version__",
     "build_info",
+    "copy_cache_planned_mla",
     "copy_items",
     "cpu",
     "kvcacheio",
+    "load_blocks_to_device_buffer_mha",
+    "load_cache_to_device_buffer_dsv4_mla",
     "load_cache_to_device_buffer_mla",
+    "transfer_cache_dsv4_mla",
+    "translate_padded_hisparse_locations",
 ]

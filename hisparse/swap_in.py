@@ -1,4 +1,4 @@
-"""The hot-buffer swap-in op and the item copy that it is built on."""
+"""The hot-buffer swap-in ops, and the item copy that they are built on."""
 
 from __future__ import annotations
 
@@ -141,6 +141,157 @@ def load_cache_to_device_buffer_mla(
         miss_src,
         miss_dst,
         miss_count,
+        skip_io,
+        blocks_per_request,
+    )
+
+
+def load_cache_to_device_buffer_dsv4_mla(
+    top_k_tokens: Tensor,
+    device_buffer_tokens: Tensor,
+    host_cache_locs: Tensor,
+    device_buffer_locs: Tensor,
+    host_cache: Tensor,
+    device_buffer: Tensor,
+    top_k_device_locs: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    lru_slots: Tensor,
+    item_size_bytes: int,
+    num_top_k: int,
+    hot_buffer_size: int,
+    page_size: int = 1,
+    block_size: int = 256,
+    num_real_reqs: Tensor | None = None,
+    miss_src: Tensor | None = None,
+    miss_dst: Tensor | None = None,
+    miss_count: Tensor | None = None,
+    skip_io: bool = False,
+    *,
+    blocks_per_request: int | None = None,
+) -> None:
+    """``load_cache_to_device_buffer_mla`` for the C4 cache of DeepSeek-V4, whose pools consist of pages.
+
+    A page is 37,440 bytes for 64 tokens: 64 values of 576 bytes, 64 scales of 8 bytes, and padding, which is neither
+    read nor written. The token of loc ``l`` has its value at byte ``l // 64 * 37440 + l % 64 * 576`` of a pool, and its
+    scale at byte ``l // 64 * 37440 + 36864 + l % 64 * 8``. Copying an item means copying both.
+
+    All else is as there, but for two arguments:
+
+    Args:
+        host_cache, device_buffer: As there, and aligned to 8 bytes. A part of a page at the end holds no token.
+        item_size_bytes: 584.
+
+    With both pools as pages, uint8 [pages, 37440], an item is copied by::
+
+        def value_and_scale(pages, loc):
+            page, place = pages[loc // 64], loc % 64
+            return page[place * 576 :][:576], page[36864 + place * 8 :][:8]
+
+        for target, source in zip(value_and_scale(device_pages, target_loc), value_and_scale(host_pages, source_loc)):
+            target.copy_(source)
+
+    Raises:
+        TypeError, ValueError, RuntimeError: As there; ValueError also for another item size or a pool that is not
+            aligned.
+    """
+    _C.load_cache_to_device_buffer_dsv4_mla(
+        top_k_tokens,
+        device_buffer_tokens,
+        host_cache_locs,
+        device_buffer_locs,
+        host_cache,
+        device_buffer,
+        top_k_device_locs,
+        req_pool_indices,
+        seq_lens,
+        lru_slots,
+        item_size_bytes,
+        num_top_k,
+        hot_buffer_size,
+        page_size,
+        block_size,
+        num_real_reqs,
+        miss_src,
+        miss_dst,
+        miss_count,
+        skip_io,
+        blocks_per_request,
+    )
+
+
+def load_blocks_to_device_buffer_mha(
+    top_k_blocks: Tensor,
+    device_buffer_tokens: Tensor,
+    host_cache_locs: Tensor,
+    device_buffer_locs: Tensor,
+    host_cache_k: Tensor,
+    host_cache_v: Tensor,
+    device_buffer_k: Tensor,
+    device_buffer_v: Tensor,
+    top_k_device_locs: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    lru_slots: Tensor,
+    item_size_bytes: int,
+    hot_buffer_size: int,
+    sparse_block_size: int,
+    page_size: int = 1,
+    block_size: int = 256,
+    num_real_reqs: Tensor | None = None,
+    skip_io: bool = False,
+    *,
+    blocks_per_request: int | None = None,
+) -> None:
+    """The swap-in where the indexer picks blocks of tokens, and a token has a key and a value.
+
+    Kb is the number of blocks per row and S ``sparse_block_size``: block j stands for the tokens ``j * S`` to
+    ``(j + 1) * S - 1``, and a row has K = Kb * S entries, those of its first block first. Slots are still those of
+    single tokens, and so are hits, misses and the LRU order. A loc is a row of the key pool and of the value pool.
+
+    Args:
+        top_k_blocks: int32 [B, Kb], read, row stride free. Blocks; -1 is unused.
+        device_buffer_tokens, host_cache_locs, device_buffer_locs, req_pool_indices, seq_lens, lru_slots, page_size,
+            block_size, num_real_reqs, skip_io, blocks_per_request: As in ``load_cache_to_device_buffer_mla``.
+        host_cache_k, host_cache_v: Any dtype, contiguous, [rows, ...] with ``item_size_bytes`` bytes per row, read. For
+            a GPU: pinned or registered host memory, or memory of the same device.
+        device_buffer_k, device_buffer_v: As these, written.
+        top_k_device_locs: int32 [B, >= K], written. The loc of each entry; -1 where its block is unused and for tokens
+            at or past the length.
+        item_size_bytes: Bytes of the key of one token in one layer, and of its value.
+        hot_buffer_size: H, from K to 32768. K is at most 16383.
+        sparse_block_size: S, at least 1.
+
+    It equals ``load_cache_to_device_buffer_mla``, once with the pools of keys and once with those of values, with::
+
+        tokens = top_k_blocks[:, :, None] * S + torch.arange(S)
+        top_k_tokens = torch.where(top_k_blocks[:, :, None] < 0, -1, tokens).flatten(1)
+
+    except that tables and LRU order change once.
+
+    Raises:
+        TypeError, ValueError, RuntimeError: As there; ValueError also where H is below Kb * S or a pool's rows have
+            another size.
+    """
+    _C.load_blocks_to_device_buffer_mha(
+        top_k_blocks,
+        device_buffer_tokens,
+        host_cache_locs,
+        device_buffer_locs,
+        host_cache_k,
+        host_cache_v,
+        device_buffer_k,
+        device_buffer_v,
+        top_k_device_locs,
+        req_pool_indices,
+        seq_lens,
+        lru_slots,
+        item_size_bytes,
+        hot_buffer_size,
+        sparse_block_size,
+        page_size,
+        block_size,
+        num_real_reqs,
         skip_io,
         blocks_per_request,
     )

@@ -19,7 +19,7 @@ except ImportError:
 
 GUARD_BYTES = 256
 BASE_ALIGNMENT = 64
-HOST_POOLS = ("host_cache", "src")  # what lies in host memory where the op runs on a GPU
+HOST_POOLS = ("host_cache", "host_cache_k", "host_cache_v", "src")  # in host memory where the op runs on a GPU
 
 
 def has_gpu() -> bool:

@@ -73,9 +73,9 @@ class ChunkCopy {
       batch.live[i] = item_ < count_ && items_.locate(item_, word_ * kBytes, src, batch.dst[i]);
       bool is_half = false;
       if constexpr (has_half_word<kBytes>()) {
-        is_half = word_ == shape_.words_per_item - 1;
+        is_half = word_ * kBytes == Items::kTailAt;
         batch.halves |= static_cast<uint32_t>(is_half) << i;
-        load_half_streaming(batch.words[i], src, batch.live[i] && is_half);
+        load_streaming_half(batch.words[i], src, batch.live[i] && is_half);
       }
       load_streaming(batch.words[i], src, batch.live[i] && !is_half);
       advance();
@@ -91,7 +91,7 @@ class ChunkCopy {
       const bool is_half = has_half_word<kBytes>() && halves >> i & 1;
       store_cached(batch.dst[i], batch.words[i], batch.live[i] && !is_half);
       if constexpr (has_half_word<kBytes>())
-        store_half_cached(batch.dst[i], batch.words[i], batch.live[i] && is_half);
+        store_cached_half(batch.dst[i], batch.words[i], batch.live[i] && is_half);
     }
   }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "item_address.cuh"
 #include "params.h"
 
 namespace hisparse::HISPARSE_TARGET {
@@ -15,9 +16,8 @@ struct IndexedItems {
     const int64_t src = p.src_indices[item];
     const int64_t dst = p.dst_indices[item];
     if (src < 0 || src >= p.src.rows || dst < 0 || dst >= p.dst.rows) return false;
-    const auto item_bytes = static_cast<uint32_t>(p.copy.item_bytes);
-    from = p.src.base + LinearLayout::offset(src, at, item_bytes);
-    to = p.dst.base + LinearLayout::offset(dst, at, item_bytes);
+    from = item_address<LinearLayout>(p.src.base, src, at, p.copy.item_bytes);
+    to = item_address<LinearLayout>(p.dst.base, dst, at, p.copy.item_bytes);
     return true;
   }
 };

@@ -17,7 +17,7 @@ class TileCopy {
 
   // All lanes of a warp together.
   __device__ __forceinline__ void finish() const {
-    uint32_t bits = static_cast<uint32_t>(shape_.part_bytes);
+    uint32_t bits = kHasTail ? 0 : static_cast<uint32_t>(shape_.part_bytes);
     if (lane_ < count_) {
       const unsigned char* src;
       unsigned char* dst;
@@ -26,7 +26,7 @@ class TileCopy {
     }
     if (!warp_any(bits & 15)) {
       run<16>(shape_.words[0]);
-    } else if (!warp_any(bits & 7)) {
+    } else if (kHasTail || !warp_any(bits & 7)) {
       run<8>(shape_.words[1]);
     } else if (!warp_any(bits & 3)) {
       run<4>(shape_.words[2]);
@@ -37,32 +37,45 @@ class TileCopy {
 
  private:
   static constexpr int kInFlight = 6;
+  static constexpr bool kHasTail = Items::kTailAt != kNoTail;  // one word of 8 bytes, or half of one of 16
 
   template <int kBytes>
   __device__ __forceinline__ void run(const CopyShape& shape) const {
     int32_t part = lane_ / shape.words_per_item;
     int32_t at = lane_ % shape.words_per_item * kBytes;
+    const int32_t end = shape.words_per_item * kBytes;
     HISPARSE_NO_UNROLL
     while (warp_any(part < count_)) {
       // Emptied, so that no word counts as kept from one step to the next where its load is masked.
       Word<kBytes> words[kInFlight]{};
       unsigned char* dst[kInFlight];
       bool live[kInFlight];
+      uint32_t halves = 0;
       HISPARSE_UNROLL
       for (int i = 0; i < kInFlight; ++i) {
         const unsigned char* src = nullptr;
         dst[i] = nullptr;
         live[i] = part < count_ && items_.locate(part, at, src, dst[i]);
-        load_before_stores(words[i], src, live[i]);
+        bool is_half = false;
+        if constexpr (kHasTail && kBytes == 16) {
+          is_half = at == Items::kTailAt;
+          halves |= static_cast<uint32_t>(is_half) << i;
+          load_before_stores_half(words[i], src, live[i] && is_half);
+        }
+        load_before_stores(words[i], src, live[i] && !is_half);
         part += shape.item_step;
         at += shape.word_step * kBytes;
-        if (at >= shape.item_bytes) {
-          at -= shape.item_bytes;
+        if (at >= end) {
+          at -= end;
           ++part;
         }
       }
       HISPARSE_UNROLL
-      for (int i = 0; i < kInFlight; ++i) store_cached(dst[i], words[i], live[i]);
+      for (int i = 0; i < kInFlight; ++i) {
+        const bool is_half = kHasTail && kBytes == 16 && halves >> i & 1;
+        store_cached(dst[i], words[i], live[i] && !is_half);
+        if constexpr (kHasTail && kBytes == 16) store_cached_half(dst[i], words[i], live[i] && is_half);
+      }
     }
   }
 

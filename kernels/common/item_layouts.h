@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace hisparse {
 
@@ -41,11 +42,12 @@ struct Dsv4Layout {
 
   template <class Loc>
   static constexpr uint64_t offset(Loc loc, int32_t at, uint32_t = kItemBytes) {
-    const auto place = static_cast<uint32_t>(loc) % kPageTokens;
+    const auto number = static_cast<std::make_unsigned_t<Loc>>(loc);
+    const auto place = static_cast<uint32_t>(number % kPageTokens);
     const uint32_t in_page = at < kTailAt
                                  ? place * kValueBytes + static_cast<uint32_t>(at)
                                  : place * kScaleBytes + static_cast<uint32_t>(kScalesAt - kTailAt + at);
-    return static_cast<uint64_t>(loc / kPageTokens) * kPageBytes + in_page;
+    return static_cast<uint64_t>(number / kPageTokens) * kPageBytes + in_page;
   }
   static constexpr int64_t rows(int64_t pool_bytes, int64_t = kItemBytes) {
     return pool_bytes / kPageBytes * kPageTokens;

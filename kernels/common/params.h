@@ -18,10 +18,15 @@ namespace hisparse {
   KERNEL(id##Any, name##_any, SwapInParams, swap_in<ItemCopy, __VA_ARGS__, 0>)
 #define HISPARSE_KERNELS(KERNEL)                                                                         \
   HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapIn, hisparse_swap_in, LinearLayout, TokenSelection)                \
-  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapInDsv4, hisparse_swap_in_dsv4, Dsv4Layout, TokenSelection)         \
-  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapInBlocks, hisparse_swap_in_blocks, KeyValueLayout, BlockSelection) \
+  HISPARSE_SWAP_IN_SIZES(KERNEL, kDsv4SwapIn, hisparse_dsv4_swap_in, Dsv4Layout, TokenSelection)         \
+  HISPARSE_SWAP_IN_SIZES(KERNEL, kBlockSwapIn, hisparse_block_swap_in, KeyValueLayout, BlockSelection)   \
   KERNEL(kCopyItems, hisparse_copy_items, CopyItemsParams, copy_items<ItemCopy>)                         \
-  KERNEL(kTransfer, hisparse_transfer, TransferParams, transfer<TileCopy>)
+  KERNEL(kCopyPlanned, hisparse_copy_planned, PlannedCopyParams, copy_planned<TileCopy, LinearLayout>)   \
+  KERNEL(kCopyPlannedDsv4, hisparse_copy_planned_dsv4, PlannedCopyParams,                                \
+         copy_planned<TileCopy, Dsv4Layout>)                                                             \
+  KERNEL(kCopyLayersDsv4, hisparse_copy_layers_dsv4, LayerCopyParams, copy_layers<TileCopy, Dsv4Layout>) \
+  KERNEL(kTransfer, hisparse_transfer, TransferParams, transfer<TileCopy>)                               \
+  KERNEL(kTranslate, hisparse_translate, TranslateParams, translate)
 
 enum class KernelId : int32_t {
 #define HISPARSE_KERNEL_ID(id, ...) id,
@@ -35,6 +40,18 @@ inline constexpr const char* kKernelNames[] = {
     HISPARSE_KERNELS(HISPARSE_KERNEL_NAME)
 #undef HISPARSE_KERNEL_NAME
 };
+
+// Which swap-in: by tokens from rows of items or from DeepSeek-V4 pages, or by blocks of tokens with keys and
+// values.
+enum class SwapInKind : int32_t { kTokens, kDsv4, kBlocks };
+
+// `size` is the kernel for tokens.
+constexpr KernelId swap_in_kernel(SwapInKind kind, KernelId size) {
+  constexpr auto kSizes =
+      static_cast<int32_t>(KernelId::kDsv4SwapIn4) - static_cast<int32_t>(KernelId::kSwapIn4);
+  return static_cast<KernelId>(static_cast<int32_t>(size) + kSizes * static_cast<int32_t>(kind));
+}
+static_assert(swap_in_kernel(SwapInKind::kBlocks, KernelId::kSwapInAny) == KernelId::kBlockSwapInAny);
 
 inline constexpr int32_t kMaxHotBufferSize = 32768;  // slots are int16
 
@@ -135,15 +152,27 @@ struct CopyItemsParams {
   CopyShape copy;
 };
 
+struct TranslateParams {
+  IndexVector mapping;
+  IndexVector locations;
+  void* output;
+  int64_t mapping_size;
+  int64_t locations_stride;
+  int64_t count;
+  int32_t output_is_int64;
+};
+
 // How a warp moves a tile of parts as runs of equal words: of 16, 8, 4 or 1 bytes, as the addresses allow.
 struct TileShape {
   int32_t part_bytes;
   CopyShape words[4];
 
-  // Words that do not divide a part are left out: no address makes them right.
-  static constexpr TileShape make(int32_t part_bytes, int32_t warp_size) {
+  // Words that do not divide a part are left out: no address makes them right. Of words of 16 bytes the last
+  // may be half of one, where the layout has a tail.
+  static constexpr TileShape make(int32_t part_bytes, int32_t warp_size, bool has_tail = false) {
     const auto shape = [&](int32_t word_bytes) {
-      return part_bytes % word_bytes == 0 ? CopyShape::make(part_bytes, word_bytes, warp_size) : CopyShape{};
+      return has_tail || part_bytes % word_bytes == 0 ? CopyShape::make(part_bytes, word_bytes, warp_size)
+                                                      : CopyShape{};
     };
     return {part_bytes, {shape(16), shape(8), shape(4), shape(1)}};
   }
@@ -153,6 +182,49 @@ struct TileShape {
 struct TilePart {
   const unsigned char* src;
   unsigned char* dst;
+};
+
+// Where an item of a tile comes from and goes to. A block keeps one per thread in shared memory.
+struct TileLocs {
+  int64_t src;
+  int64_t dst;
+};
+
+// A miss plan that another layer's swap-in recorded.
+struct PlannedCopyParams {
+  const int64_t* miss_src;  // [batch, plan_width]
+  const int32_t* miss_dst;
+  const int32_t* miss_count;  // [batch]
+  const int32_t* num_real_reqs;
+  int64_t plan_stride;
+  SourcePool host_cache;
+  DestinationPool device_buffer;
+  TileShape shape;
+  uint32_t items_per_tile;  // at most the warp size
+  int32_t batch;
+  int32_t plan_width;
+  int32_t rows_per_group;
+  uint32_t groups;        // of rows, at most one per thread
+  uint32_t largest_step;  // of a search among them: a power of two, at least half of them
+  int32_t skip_io;
+
+  // Shared memory: a tile per warp, where each group begins, and the totals of the warps.
+  static constexpr uint32_t shared_bytes(uint32_t threads) {
+    return threads * static_cast<uint32_t>(sizeof(TileLocs) + 4) + 32 * 4;
+  }
+};
+
+// Pools of all layers by address. Tokens with a negative index are left out.
+struct LayerCopyParams {
+  const uint64_t* src_ptrs;  // [layers]
+  const uint64_t* dst_ptrs;
+  const int64_t* src_indices;
+  const int64_t* dst_indices;
+  TileShape shape;
+  uint32_t items_per_tile;  // at most the warp size
+  uint32_t count;           // less than 2^31
+  int32_t layers;
+  int32_t layer_step;
 };
 
 // One end of a transfer: a pool of keys and one of values, or for each a table with the addresses of its

@@ -3,20 +3,13 @@
 
 #include "block_scan.cuh"
 #include "four.cuh"
+#include "index_vector.cuh"
+#include "item_address.cuh"
 #include "params.h"
 #include "token_table.cuh"
 #include "turns.cuh"
 
 namespace hisparse::HISPARSE_TARGET {
-
-// Both widths take the same path: the low half is there in either, the high half is the sign or is loaded.
-__device__ __forceinline__ int64_t load_index(const IndexVector& vector, int row) {
-  const int32_t* const at = static_cast<const int32_t*>(vector.data) + (row << vector.is_int64);
-  const int32_t low = at[0];
-  const int32_t high = vector.is_int64 ? at[1] : low >> 31;
-  return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(high)) << 32 |
-                              static_cast<uint32_t>(low));
-}
 
 __device__ __forceinline__ int min_of(int a, int b) { return a < b ? a : b; }
 
@@ -35,9 +28,10 @@ struct MissItems {
     const bool is_value = Layout::kPools == 2 && item % 2 != 0;
     const int64_t host_loc = host_locs[item / Layout::kPools];
     const auto device_loc = static_cast<uint32_t>(device_locs[item / Layout::kPools]);
-    const auto item_bytes = static_cast<uint32_t>(p.copy.item_bytes);
-    from = (is_value ? p.host_values : p.host_cache.base) + Layout::offset(host_loc, at, item_bytes);
-    to = (is_value ? p.device_values : p.device_buffer.base) + Layout::offset(device_loc, at, item_bytes);
+    from =
+        item_address<Layout>(is_value ? p.host_values : p.host_cache.base, host_loc, at, p.copy.item_bytes);
+    to = item_address<Layout>(is_value ? p.device_values : p.device_buffer.base, device_loc, at,
+                              p.copy.item_bytes);
     return host_loc >= 0 && device_loc < p.device_buffer.rows;
   }
 };

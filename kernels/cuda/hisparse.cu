@@ -3,9 +3,12 @@
 // Generic code follows the primitives.
 #include "../common/copy_chunk.cuh"
 #include "../common/copy_items.cuh"
+#include "../common/copy_layers.cuh"
+#include "../common/copy_planned.cuh"
 #include "../common/copy_tile.cuh"
 #include "../common/swap_in.cuh"
 #include "../common/transfer.cuh"
+#include "../common/translate.cuh"
 
 namespace hisparse {
 namespace HISPARSE_TARGET {

@@ -31,6 +31,14 @@ void add_op(py::module_& module, const char* name, std::index_sequence<index...>
   });
 }
 
+py::object translate(py::handle mapping, py::handle locations, py::handle allocate) {
+  py::object output;
+  TranslateCall call = check_translation(mapping, locations, allocate, output);
+  const py::gil_scoped_release release;
+  launch(call);
+  return output;
+}
+
 template <size_t... op>
 void add_transfer_ops(py::module_& module, std::index_sequence<op...>) {
   (add_op<check_transfer_op<op>>(module, kTransferOps[op].name,
@@ -123,6 +131,15 @@ PYBIND11_MODULE(_C, module) {
   using namespace hisparse::host;
   add_op<check_swap_in>(module, "load_cache_to_device_buffer_mla",
                         std::make_index_sequence<kSwapInArguments>());
+  add_op<check_dsv4_swap_in>(module, "load_cache_to_device_buffer_dsv4_mla",
+                             std::make_index_sequence<kSwapInArguments>());
+  add_op<check_block_swap_in>(module, "load_blocks_to_device_buffer_mha",
+                              std::make_index_sequence<kBlockSwapInArguments>());
+  add_op<check_planned_copy>(module, "copy_cache_planned_mla",
+                             std::make_index_sequence<kPlannedCopyArguments>());
+  add_op<check_layer_tokens>(module, "transfer_cache_dsv4_mla",
+                             std::make_index_sequence<kLayerTokensArguments>());
+  module.def("translate_padded_hisparse_locations", &translate);
   add_op<check_copy_items>(module, "copy_items", std::make_index_sequence<kCopyItemsArguments>());
   add_transfer_ops(module, std::make_index_sequence<std::size(kTransferOps)>());
   add_op<check_direct>(module, "transfer_kv_direct", std::make_index_sequence<kDirectArguments>());

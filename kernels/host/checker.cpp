@@ -63,6 +63,35 @@ PoolMemory Checker::pool(const TensorView& tensor, Access access, const char* ro
   return {tensor.argument(), bytes, !tensor.on_gpu()};
 }
 
+PoolMemory Checker::item_pool(const TensorView& tensor, Access access, int64_t item_size_bytes, bool is_dsv4,
+                              int64_t& rows) const {
+  const bool may_be_on_host = access == Access::kRead;
+  if (is_dsv4) {
+    const PoolMemory memory =
+        pool(tensor, access, "64 tokens (a page)", Dsv4Layout::kPageBytes, may_be_on_host);
+    aligned(tensor, 8);
+    rows = Dsv4Layout::rows(memory.bytes);
+    return memory;
+  }
+  const PoolMemory memory = pool(tensor, access, "item_size_bytes", item_size_bytes, may_be_on_host);
+  rows = LinearLayout::rows(memory.bytes, item_size_bytes);
+  return memory;
+}
+
+void Checker::dsv4_item(int64_t item_size_bytes) {
+  if (item_size_bytes == Dsv4Layout::kItemBytes) return;
+  value_error("item_size_bytes",
+              text(Dsv4Layout::kItemBytes, " (a value of ", Dsv4Layout::kValueBytes, " bytes and a scale of ",
+                   Dsv4Layout::kScaleBytes, ")"),
+              std::to_string(item_size_bytes));
+}
+
+void Checker::equal_row_strides(const TensorView& tensor, const TensorView& other) {
+  if (tensor.size(0) == 0 || other.size(0) == 0 || tensor.stride(0) == other.stride(0)) return;
+  value_error(tensor.argument(), text("the row stride of ", other.argument(), ", ", other.stride(0)),
+              std::to_string(tensor.stride(0)));
+}
+
 void Checker::on_device(const TensorView& tensor) const {
   if (tensor.device() == anchor_.device()) return;
   value_error(tensor.argument(),
@@ -107,14 +136,16 @@ void Checker::addressable(const TensorView& tensor, Access access, int bits) {
     value_error(tensor.argument(), "a size that fits in memory",
                 text("shape ", tensor.shape_text(), " with strides ", tensor.strides_text()));
   }
-  const auto address = reinterpret_cast<uintptr_t>(tensor.data<void>());
-  if (address == 0) {
+  if (tensor.data<void>() == nullptr) {
     value_error(tensor.argument(), "a tensor with storage", "one whose storage is missing or freed");
   }
-  if (address % (bits / 8) != 0) {
-    value_error(tensor.argument(), text("data aligned to ", bits / 8, " bytes"),
-                text("address ", tensor.data<void>()));
-  }
+  aligned(tensor, bits / 8);
+}
+
+void Checker::aligned(const TensorView& tensor, int bytes) {
+  if (reinterpret_cast<uintptr_t>(tensor.data<void>()) % bytes == 0) return;
+  value_error(tensor.argument(), text("data aligned to ", bytes, " bytes"),
+              text("address ", tensor.data<void>()));
 }
 
 }  // namespace hisparse::host

@@ -35,12 +35,24 @@ class Checker {
   PoolMemory pool(const TensorView& tensor, Access access, const char* row_name, int64_t row_bytes,
                   bool may_be_on_host) const;
 
+  // Contiguous memory for items of a swap-in: of any size, or DeepSeek-V4 pages. `rows` gets how many.
+  PoolMemory item_pool(const TensorView& tensor, Access access, int64_t item_size_bytes, bool is_dsv4,
+                       int64_t& rows) const;
+  static void dsv4_item(int64_t item_size_bytes);
+
   void on_device(const TensorView& tensor) const;
 
- private:
+  // For tables of two dimensions.
+  static void equal_row_strides(const TensorView& tensor, const TensorView& other);
+  static IndexVector index_vector(const TensorView& tensor) {
+    return {tensor.data<const void>(), tensor.is_integer(64)};
+  }
   static void integers(const TensorView& tensor, int least_bits, int most_bits);
-  static void contiguous_vector(const TensorView& tensor, Access access, int bits, int64_t length);
   static void addressable(const TensorView& tensor, Access access, int bits);
+  static void aligned(const TensorView& tensor, int bytes);
+
+ private:
+  static void contiguous_vector(const TensorView& tensor, Access access, int bits, int64_t length);
 
   const TensorView& anchor_;
 };

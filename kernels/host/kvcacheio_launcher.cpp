@@ -12,8 +12,6 @@
 namespace hisparse::host {
 namespace {
 
-// A warp copies such a tile in four steps, with the indices of the next one on their way.
-constexpr int64_t kTileBytes = 12 << 10;
 constexpr size_t kCopiesAtOnce = 8192;  // bounds the memory that a long list takes
 
 int64_t default_block_quota(DeviceKind kind) { return kind == DeviceKind::kRocm ? 16 : 2; }

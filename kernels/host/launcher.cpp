@@ -1,6 +1,7 @@
 #include "launcher.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "cpu_runtime.h"
 #include "device_runtimes.h"
@@ -11,9 +12,9 @@
 namespace hisparse::host {
 namespace {
 
-CopyShape copy_shape(const void* source, const void* destination, int64_t item_size_bytes, int32_t workers) {
-  const uint64_t together = reinterpret_cast<uintptr_t>(source) | reinterpret_cast<uintptr_t>(destination) |
-                            static_cast<uint64_t>(item_size_bytes);
+CopyShape copy_shape(std::initializer_list<const void*> pools, int64_t item_size_bytes, int32_t workers) {
+  uint64_t together = static_cast<uint64_t>(item_size_bytes);
+  for (const void* pool : pools) together |= reinterpret_cast<uintptr_t>(pool);
   int32_t word_bytes = 1;
   for (int32_t candidate : {4, 8, 16}) {
     if (together % candidate == 0) word_bytes = candidate;
@@ -21,23 +22,22 @@ CopyShape copy_shape(const void* source, const void* destination, int64_t item_s
   return CopyShape::make(static_cast<int32_t>(item_size_bytes), word_bytes, workers);
 }
 
+CopyShape swap_in_copy_shape(const SwapInCall& call, int32_t workers) {
+  const SwapInParams& params = call.params;
+  const void *host = params.host_cache.base, *device = params.device_buffer.base;
+  if (call.kind == SwapInKind::kBlocks)
+    return copy_shape({host, device, params.host_values, params.device_values}, call.item_size_bytes,
+                      workers);
+  if (call.kind == SwapInKind::kTokens) return copy_shape({host, device}, call.item_size_bytes, workers);
+  // The values decide. The scale is one word, or the first half of one.
+  const int32_t word_bytes = copy_shape({host, device}, Dsv4Layout::kValueBytes, workers).word_bytes;
+  return CopyShape::make(Dsv4Layout::kItemBytes, word_bytes, workers);
+}
+
 // Whether `count` neighbours, from a multiple of it on, are one aligned access in every row.
 template <typename T>
 bool are_rows_aligned(const T* base, int64_t stride, int count) {
   return reinterpret_cast<uintptr_t>(base) % (count * sizeof(T)) == 0 && stride % count == 0;
-}
-
-void check_block_size(int64_t block_size, const DeviceInfo& info, Device device) {
-  if (block_size % info.warp_size != 0) {
-    value_error("block_size",
-                text("a multiple of the warp size, ", info.warp_size, " on ", to_string(device)),
-                std::to_string(block_size));
-  }
-  if (block_size > info.max_threads_per_block) {
-    value_error("block_size",
-                text("at most ", info.max_threads_per_block, ", the limit of ", to_string(device)),
-                std::to_string(block_size));
-  }
 }
 
 }  // namespace
@@ -58,10 +58,14 @@ void launch(SwapInCall& call) {
   Runtime& runtime = runtime_of(call.device.kind);
   const DeviceInfo& info = runtime.device(call.device.index);
   const bool on_cpu = call.device.kind == DeviceKind::kCpu;
+  const bool by_blocks = call.kind == SwapInKind::kBlocks;
 
   check_block_size(call.block_size, info, call.device);
   if (params.num_top_k > SwapInLayout::kMaxTopK) {
-    value_error("num_top_k", text("at most ", SwapInLayout::kMaxTopK), std::to_string(params.num_top_k));
+    value_error(by_blocks ? "sparse_block_size" : "num_top_k",
+                text(by_blocks ? "entries of a row, with top_k_blocks, of at most " : "at most ",
+                     SwapInLayout::kMaxTopK),
+                std::to_string(params.num_top_k));
   }
   const int wanted_threads = static_cast<int>(call.block_size);
   const SwapInShape row = swap_in_shape(
@@ -69,22 +73,25 @@ void launch(SwapInCall& call) {
       params.num_top_k, params.hot_buffer_size, params.max_tokens);
   if (row.layout.bytes > info.shared_memory_bytes) {
     value_error(
-        "num_top_k, hot_buffer_size",
+        by_blocks ? "sparse_block_size, hot_buffer_size" : "num_top_k, hot_buffer_size",
         text("a plan that fits in a block's ", info.shared_memory_bytes, " bytes of shared memory on ",
              to_string(call.device)),
         text(params.num_top_k, " and ", params.hot_buffer_size, ", which need ", row.layout.bytes, " bytes"));
   }
   resolve(params.host_cache.base, call.host_cache, runtime, call.device);
+  resolve(params.host_values, call.host_values, runtime, call.device);
   if (params.batch > kMaxBlocks) {
-    value_error("top_k_tokens", text("at most ", kMaxBlocks, " rows"), std::to_string(params.batch));
+    value_error(by_blocks ? "top_k_blocks" : "top_k_tokens", text("at most ", kMaxBlocks, " rows"),
+                std::to_string(params.batch));
   }
   if (params.batch == 0) return;
 
   int blocks = call.blocks_per_request;
   if (blocks == 0) {
     blocks = on_cpu ? 1
-                    : swap_in_blocks_per_request(info, params.batch, params.num_top_k * call.item_size_bytes,
-                                                 row.threads);
+                    : swap_in_blocks_per_request(
+                          info, params.batch, params.num_top_k * call.item_size_bytes * (by_blocks ? 2 : 1),
+                          row.threads);
   }
   blocks = static_cast<int>(std::min<int64_t>(blocks, kMaxBlocks / params.batch));
   if (blocks > 1) {
@@ -103,15 +110,15 @@ void launch(SwapInCall& call) {
   params.runs_are_aligned = params.num_top_k % kRun == 0 &&
                             are_rows_aligned(params.top_k_tokens, params.top_k_stride, kRun) &&
                             are_rows_aligned(params.top_k_device_locs, params.device_locs_stride, kRun);
-  params.copy = copy_shape(params.host_cache.base, params.device_buffer.base, call.item_size_bytes,
-                           blocks * row.threads);
+  params.copy = swap_in_copy_shape(call, blocks * row.threads);
 
   LaunchShape shape;
   shape.blocks = static_cast<uint32_t>(params.batch);
   shape.parts = static_cast<uint32_t>(blocks);
   shape.threads = static_cast<uint32_t>(row.threads);
   shape.shared_bytes = row.layout.bytes;
-  runtime.launch(row.kernel, &params, sizeof(params), shape, call.device.index, call.stream);
+  runtime.launch(swap_in_kernel(call.kind, row.kernel), &params, sizeof(params), shape, call.device.index,
+                 call.stream);
 }
 
 void launch(CopyItemsCall& call) {
@@ -126,7 +133,7 @@ void launch(CopyItemsCall& call) {
   shape.blocks = static_cast<uint32_t>(call.blocks > 0 ? call.blocks : copy_blocks(info, params.count));
   shape.threads = kCopyThreads;
   params.copy =
-      copy_shape(params.src.base, params.dst.base, call.item_size_bytes, shape.blocks * kCopyThreads);
+      copy_shape({params.src.base, params.dst.base}, call.item_size_bytes, shape.blocks * kCopyThreads);
   runtime.launch(KernelId::kCopyItems, &params, sizeof(params), shape, call.device.index, call.stream);
 }
 

@@ -18,13 +18,38 @@ struct PoolMemory {
 };
 
 struct SwapInCall {
+  SwapInKind kind = SwapInKind::kTokens;
   SwapInParams params{};
-  PoolMemory host_cache;
+  PoolMemory host_cache, host_values;
   Device device;
   void* stream = nullptr;
   int64_t item_size_bytes = 0;
   int64_t block_size = 0;
   int blocks_per_request = 0;  // 0: by policy
+};
+
+struct PlannedCopyCall {
+  PlannedCopyParams params{};
+  PoolMemory host_cache;
+  Device device;
+  void* stream = nullptr;
+  int64_t item_size_bytes = 0;
+  int64_t num_blocks = 0;
+  int64_t block_size = 0;
+  bool is_dsv4 = false;
+};
+
+struct LayerTokensCall {
+  LayerCopyParams params{};
+  Device device;
+  void* stream = nullptr;
+  int64_t block_size = 0;
+};
+
+struct TranslateCall {
+  TranslateParams params{};
+  Device device;
+  void* stream = nullptr;
 };
 
 struct CopyItemsCall {
@@ -39,6 +64,9 @@ struct CopyItemsCall {
 // Raises std::invalid_argument where the device can't do what was asked, before anything is launched. An
 // empty batch or index list passes the same checks and launches nothing.
 void launch(SwapInCall& call);
+void launch(PlannedCopyCall& call);
+void launch(LayerTokensCall& call);
+void launch(TranslateCall& call);
 void launch(CopyItemsCall& call);
 
 Runtime& runtime_of(DeviceKind kind);

@@ -8,6 +8,19 @@
 
 namespace hisparse::host {
 
+inline void check_block_size(int64_t block_size, const DeviceInfo& info, Device device) {
+  if (block_size % info.warp_size != 0) {
+    value_error("block_size",
+                text("a multiple of the warp size, ", info.warp_size, " on ", to_string(device)),
+                std::to_string(block_size));
+  }
+  if (block_size > info.max_threads_per_block) {
+    value_error("block_size",
+                text("at most ", info.max_threads_per_block, ", the limit of ", to_string(device)),
+                std::to_string(block_size));
+  }
+}
+
 // CUDA takes more, but HIP counts the threads of a grid in 32 bits.
 inline constexpr int64_t kMaxBlocks = (int64_t{1} << 32) / 1024 - 1;
 

@@ -1,0 +1,78 @@
+// The launches of the ops beside the swap-in: planned copies, tokens of all layers, translation.
+#include <algorithm>
+
+#include "launch_policy.h"
+#include "launcher.h"
+#include "resolve.h"
+
+namespace hisparse::host {
+namespace {
+
+uint32_t items_per_tile(int64_t item_bytes, const DeviceInfo& info) {
+  return static_cast<uint32_t>(std::clamp<int64_t>(kTileBytes / item_bytes, 1, info.warp_size));
+}
+
+}  // namespace
+
+void launch(PlannedCopyCall& call) {
+  PlannedCopyParams& params = call.params;
+  Runtime& runtime = runtime_of(call.device.kind);
+  const DeviceInfo& info = runtime.device(call.device.index);
+  check_block_size(call.block_size, info, call.device);
+  resolve(params.host_cache.base, call.host_cache, runtime, call.device);
+  if (params.batch == 0) return;
+
+  LaunchShape shape;
+  shape.blocks = static_cast<uint32_t>(call.num_blocks);
+  shape.threads = static_cast<uint32_t>(call.block_size);
+  shape.shared_bytes = PlannedCopyParams::shared_bytes(shape.threads);
+  params.shape = TileShape::make(static_cast<int32_t>(call.item_size_bytes), info.warp_size, call.is_dsv4);
+  params.items_per_tile = items_per_tile(call.item_size_bytes, info);
+  params.rows_per_group = static_cast<int32_t>(divide_up(params.batch, call.block_size));
+  params.groups = static_cast<uint32_t>(divide_up(params.batch, params.rows_per_group));
+  for (uint32_t step = 1; step < params.groups; step *= 2) params.largest_step = step;
+  runtime.launch(call.is_dsv4 ? KernelId::kCopyPlannedDsv4 : KernelId::kCopyPlanned, &params, sizeof(params),
+                 shape, call.device.index, call.stream);
+}
+
+void launch(LayerTokensCall& call) {
+  LayerCopyParams& params = call.params;
+  Runtime& runtime = runtime_of(call.device.kind);
+  const DeviceInfo& info = runtime.device(call.device.index);
+  check_block_size(call.block_size, info, call.device);
+  if (params.layers == 0 || params.count == 0) return;
+
+  // As many blocks as run at once, no more than there are layers times tokens for their warps.
+  constexpr int64_t kThreadsPerMultiprocessor = 2048, kMaxParts = 65535;
+  const int64_t warps = call.block_size / info.warp_size;
+  const int64_t at_once =
+      std::max<int64_t>(1, kThreadsPerMultiprocessor / call.block_size) * info.multiprocessors;
+  const int64_t blocks =
+      std::min(divide_up(params.count, warps), std::max<int64_t>(1, at_once / params.layers));
+  LaunchShape shape;
+  shape.blocks = static_cast<uint32_t>(blocks);
+  shape.parts =
+      static_cast<uint32_t>(std::min<int64_t>({params.layers, divide_up(at_once, blocks), kMaxParts}));
+  shape.threads = static_cast<uint32_t>(call.block_size);
+  shape.shared_bytes = shape.threads * sizeof(TileLocs);
+  params.layer_step = static_cast<int32_t>(shape.parts);
+  params.shape = TileShape::make(Dsv4Layout::kItemBytes, info.warp_size, true);
+  params.items_per_tile = items_per_tile(Dsv4Layout::kItemBytes, info);
+  runtime.launch(KernelId::kCopyLayersDsv4, &params, sizeof(params), shape, call.device.index, call.stream);
+}
+
+void launch(TranslateCall& call) {
+  const TranslateParams& params = call.params;
+  Runtime& runtime = runtime_of(call.device.kind);
+  const DeviceInfo& info = runtime.device(call.device.index);
+  if (params.count == 0) return;
+
+  constexpr int64_t kBlocksPerMultiprocessor = 8;
+  LaunchShape shape;
+  shape.blocks = static_cast<uint32_t>(
+      std::min(divide_up(params.count, kCopyThreads), kBlocksPerMultiprocessor * info.multiprocessors));
+  shape.threads = kCopyThreads;
+  runtime.launch(KernelId::kTranslate, &params, sizeof(params), shape, call.device.index, call.stream);
+}
+
+}  // namespace hisparse::host
