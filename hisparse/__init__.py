@@ -18,11 +18,14 @@ except ModuleNotFoundError as error:
 
 from . import cpu, kvcacheio
 from ._version import __version__
+from .content_check import ContentError, checking
 from .swap_in import copy_items, load_cache_to_device_buffer_mla
 
 __all__ = [
+    "ContentError",
     "__version__",
     "build_info",
+    "checking",
     "copy_items",
     "cpu",
     "kvcacheio",

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "../kernels/common/params.h"
+#include "../kernels/common/content_check.h"
 
 #ifdef FAKE_HIP
 #define NAME(cuda, hip) hip
@@ -44,14 +44,15 @@ std::vector<Mapping> mappings;
 Launch last{};
 hisparse::TransferParams last_transfer{};
 size_t copied = 0, largest_batch = 0;
+int checks = 0;
 int devices = 2, shared_bytes = 65536, capturing = 0, last_error = 0;
 thread_local int capture_mode = 0;
 thread_local std::vector<int> current_devices{0};
 
-constexpr int kCopyItems = 1000, kTransfer = 2000;
+constexpr int kCopyItems = 1000, kTransfer = 2000, kCheckSwapIn = 3000, kCheckIndices = 4000;
 
 // Contexts, modules and kernels stand for a device: one more than its index, so that none is null; kernels
-// that copy items are kCopyItems further on, those that transfer kTransfer.
+// that copy items are kCopyItems further on, those that transfer kTransfer, and so on.
 void* handle(int device) { return reinterpret_cast<void*>(static_cast<intptr_t>(device) + 1); }
 int device_of(const void* handle) { return static_cast<int>(reinterpret_cast<intptr_t>(handle)) - 1; }
 
@@ -71,6 +72,18 @@ const Mapping* find(uintptr_t address, uintptr_t Mapping::* side) {
   for (const Mapping& mapping : mappings)
     if (address - mapping.*side < mapping.bytes) return &mapping;
   return nullptr;
+}
+
+// The checks of contents find what they are told to, once.
+int fault = -1;
+uint64_t fault_place = 0;
+
+void find_fault(uint64_t* first_faults) {
+  ++checks;
+  for (int kind = 0; kind < hisparse::kFaults; ++kind)
+    if (first_faults[kind] != hisparse::kNoFault) last_error = 999;  // the report was not cleared
+  if (fault >= 0) first_faults[fault] = fault_place;
+  fault = -1;
 }
 
 }  // namespace
@@ -95,6 +108,11 @@ void fake_capture(int on) { capturing = on; }
 void fake_map(uintptr_t host, uintptr_t device, size_t bytes) { mappings.push_back({host, device, bytes}); }
 void fake_unmap_all() { mappings.clear(); }
 void fake_set_current(int device) { current_devices.back() = device; }
+void fake_fault(int kind, uint64_t place) {
+  fault = kind;
+  fault_place = place;
+}
+int fake_checks() { return checks; }
 int fake_current() { return current_devices.back(); }
 int fake_last_error() { return last_error; }
 const Launch* fake_last_launch() { return &last; }
@@ -147,7 +165,9 @@ DRIVER_FUNCTION(cuModuleLoadData, hipModuleLoadData, void** module, const void*)
 DRIVER_FUNCTION(cuModuleGetFunction, hipModuleGetFunction, void** kernel, void* module, const char* name) {
   const int step = std::strcmp(name, "hisparse_copy_items") == 0 ? kCopyItems
                    : std::strcmp(name, "hisparse_transfer") == 0 ? kTransfer
-                                                                 : 0;
+                   : std::strcmp(name, "hisparse_check_swap_in") == 0 ? kCheckSwapIn
+                   : std::strcmp(name, "hisparse_check_indices") == 0 ? kCheckIndices
+                                                                      : 0;
   *kernel = handle(device_of(module) + step);
   return finish(hipModuleGetFunction_name);
 }
@@ -169,7 +189,10 @@ DRIVER_FUNCTION(cuLaunchKernel, hipModuleLaunchKernel, void* kernel, unsigned gr
   if (code == 0) {
     last = {grid_x, grid_y, block_x, shared, device, stream, {}};
     if (device_of(kernel) < kCopyItems) std::memcpy(&last.params, parameters[0], sizeof(last.params));
-    if (device_of(kernel) >= kTransfer) std::memcpy(&last_transfer, parameters[0], sizeof(last_transfer));
+    const int step = device_of(kernel) / kCopyItems * kCopyItems;
+    if (step == kTransfer) std::memcpy(&last_transfer, parameters[0], sizeof(last_transfer));
+    if (step == kCheckSwapIn) find_fault(static_cast<const hisparse::SwapInCheckParams*>(parameters[0])->first_faults);
+    if (step == kCheckIndices) find_fault(static_cast<const hisparse::IndexCheckParams*>(parameters[0])->first_faults);
   }
   return code;
 }
@@ -184,7 +207,8 @@ DRIVER_FUNCTION(cuMemAlloc_v2, hipMalloc, void** memory, size_t bytes) {
 DRIVER_FUNCTION(cuMemsetD8Async, hipMemsetD8Async, void* memory, unsigned char value, size_t bytes,
                 void* stream) {
   std::memset(memory, value, bytes);
-  return finish(hipMemsetD8Async_name, stream == nullptr);  // the default stream would break a capture
+  // Counters, which are zeroed, may be reserved beside a capture, which the default stream would break.
+  return finish(hipMemsetD8Async_name, value == 0 && stream == nullptr);
 }
 
 DRIVER_FUNCTION(cuStreamCreate, hipStreamCreateWithFlags, void** stream, unsigned flags) {

@@ -10,11 +10,20 @@ namespace hisparse {
 
 // The swap-in comes in three sizes: with 4 or 8 slots per thread, which stay in registers, and with any
 // number.
-enum class KernelId : int32_t { kSwapIn4, kSwapIn8, kSwapInAny, kCopyItems, kTransfer, kCount };
+enum class KernelId : int32_t {
+  kSwapIn4,
+  kSwapIn8,
+  kSwapInAny,
+  kCopyItems,
+  kTransfer,
+  kCheckSwapIn,
+  kCheckIndices,
+  kCount
+};
 
-inline constexpr const char* kKernelNames[] = {"hisparse_swap_in_4", "hisparse_swap_in_8",
-                                               "hisparse_swap_in_any", "hisparse_copy_items",
-                                               "hisparse_transfer"};
+inline constexpr const char* kKernelNames[] = {
+    "hisparse_swap_in_4", "hisparse_swap_in_8",     "hisparse_swap_in_any",  "hisparse_copy_items",
+    "hisparse_transfer",  "hisparse_check_swap_in", "hisparse_check_indices"};
 static_assert(sizeof(kKernelNames) / sizeof(kKernelNames[0]) == static_cast<int>(KernelId::kCount));
 
 inline constexpr int32_t kMaxHotBufferSize = 32768;  // slots are int16

@@ -8,6 +8,7 @@
 
 #include "primitives.h"
 // Generic code follows the primitives.
+#include "../common/content_check.cuh"
 #include "../common/copy_chunk.cuh"
 #include "../common/copy_items.cuh"
 #include "../common/copy_tile.cuh"
@@ -30,6 +31,10 @@ cpu::Kernel kernel_with(KernelId id) {
       return [](const void* params) { copy_items<Copy>(*static_cast<const CopyItemsParams*>(params)); };
     case KernelId::kTransfer:
       return [](const void* params) { transfer<Tile>(*static_cast<const TransferParams*>(params)); };
+    case KernelId::kCheckSwapIn:
+      return [](const void* params) { check_swap_in(*static_cast<const SwapInCheckParams*>(params)); };
+    case KernelId::kCheckIndices:
+      return [](const void* params) { check_indices(*static_cast<const IndexCheckParams*>(params)); };
     case KernelId::kCount:
       break;
   }

@@ -1,6 +1,7 @@
 // The CUDA translation unit: primitives, shared kernels, entry points (named in kernels/common/params.h).
 #include "primitives.cuh"
 // Generic code follows the primitives.
+#include "../common/content_check.cuh"
 #include "../common/copy_chunk.cuh"
 #include "../common/copy_items.cuh"
 #include "../common/copy_tile.cuh"
@@ -27,6 +28,16 @@ extern "C" __global__ void __launch_bounds__(1024)
 extern "C" __global__ void __launch_bounds__(1024)
     hisparse_copy_items(const __grid_constant__ CopyItemsParams params) {
   HISPARSE_TARGET::copy_items<HISPARSE_TARGET::ChunkCopy>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+    hisparse_check_swap_in(const __grid_constant__ SwapInCheckParams params) {
+  HISPARSE_TARGET::check_swap_in(params);
+}
+
+extern "C" __global__ void __launch_bounds__(1024)
+    hisparse_check_indices(const __grid_constant__ IndexCheckParams params) {
+  HISPARSE_TARGET::check_indices(params);
 }
 
 extern "C" __global__ void __launch_bounds__(1024)

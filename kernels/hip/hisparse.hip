@@ -1,6 +1,7 @@
 // The ROCm translation unit: primitives, shared kernels, entry points (named in kernels/common/params.h).
 #include "primitives.h"
 // Generic code follows the primitives.
+#include "../common/content_check.cuh"
 #include "../common/copy_items.cuh"
 #include "../common/copy_wave.cuh"
 #include "../common/swap_in.cuh"
@@ -22,6 +23,14 @@ extern "C" __global__ void __launch_bounds__(1024) hisparse_swap_in_any(const Sw
 
 extern "C" __global__ void __launch_bounds__(1024) hisparse_copy_items(const CopyItemsParams params) {
   HISPARSE_TARGET::copy_items<HISPARSE_TARGET::WaveCopy>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) hisparse_check_swap_in(const SwapInCheckParams params) {
+  HISPARSE_TARGET::check_swap_in(params);
+}
+
+extern "C" __global__ void __launch_bounds__(1024) hisparse_check_indices(const IndexCheckParams params) {
+  HISPARSE_TARGET::check_indices(params);
 }
 
 extern "C" __global__ void __launch_bounds__(1024) hisparse_transfer(const TransferParams params) {

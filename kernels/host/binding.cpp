@@ -8,6 +8,7 @@
 #include "arguments.h"
 #include "build_config.h"
 #include "checks.h"
+#include "content_check.h"
 #include "cpu_runtime.h"
 #include "device_runtimes.h"
 #include "kvcacheio_checks.h"
@@ -116,6 +117,16 @@ void change_cpu_options(py::object values) {
   set_cpu_options(options);
 }
 
+// hisparse.ContentError holds the place of the fault, which a message alone would not.
+void translate_content_fault(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const ContentFault& fault) {
+    const auto type = py::module_::import("hisparse.content_check").attr("ContentError");
+    PyErr_SetObject(type.ptr(), type(fault.what(), fault.argument, fault.row, fault.column).ptr());
+  }
+}
+
 }  // namespace
 }  // namespace hisparse::host
 
@@ -142,6 +153,8 @@ PYBIND11_MODULE(_C, module) {
              "compiler.");
   module.def("targets", &targets,
              "Each target with the devices that this machine has for it, or why there are none.");
+  py::register_local_exception_translator(translate_content_fault);
+  module.def("add_content_checks", [](int count) { content_checks += count; });
   module.def("cpu_options", &get_cpu_options);
   module.def("set_cpu_options", &change_cpu_options);
 }

@@ -257,6 +257,25 @@ void GpuRuntime::read(void* to, const void* from, size_t bytes, int device, void
   check(functions_.synchronize_stream, stream);
 }
 
+void GpuRuntime::inspect(KernelId kernel, const void* params, size_t param_bytes, uint64_t*& report,
+                         uint64_t* result, size_t words, const LaunchShape& shape, int device, void* stream) {
+  DeviceState& state = ready(device);
+  const std::lock_guard<std::mutex> lock(state.report_mutex);
+  const size_t bytes = words * sizeof(uint64_t);
+  {
+    const CurrentDevice current(*this, device);
+    if (state.report == nullptr) {
+      void* memory = nullptr;
+      check(functions_.allocate, &memory, kReportBytes);
+      state.report = memory;
+    }
+    check(functions_.fill, state.report, static_cast<unsigned char>(0xFF), bytes, stream);
+  }
+  report = static_cast<uint64_t*>(state.report);
+  launch(kernel, params, param_bytes, shape, device, stream);
+  read(result, state.report, bytes, device, stream);
+}
+
 uint32_t* GpuRuntime::arrival_counters(int batch, int device, void* stream) {
   DeviceState& state = ready(device);
   const CurrentDevice current(*this, device);

@@ -79,6 +79,8 @@ class GpuRuntime : public Runtime {
   bool captures(int device, void* stream) final;
   void copy(CopyList& copies, int device, void* stream) final;
   void read(void* to, const void* from, size_t bytes, int device, void* stream) final;
+  void inspect(KernelId kernel, const void* params, size_t param_bytes, uint64_t*& report, uint64_t* result,
+               size_t words, const LaunchShape& shape, int device, void* stream) final;
   uint32_t* arrival_counters(int batch, int device, void* stream) final;
 
  protected:
@@ -120,7 +122,10 @@ class GpuRuntime : public Runtime {
     void* module = nullptr;
     void* kernels[static_cast<int>(KernelId::kCount)] = {};
     ArrivalCounters counters;
+    std::mutex report_mutex;
+    void* report = nullptr;  // one inspection at a time writes there
   };
+  static constexpr size_t kReportBytes = 4096;
   class CurrentDevice;
   class RelaxedCapture;
 

@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "content_check.h"
 #include "errors.h"
 #include "launch_policy.h"
 #include "resolve.h"
@@ -95,6 +96,10 @@ void launch(TransferCall& call) {
       params.src.pools[side] += params.src.layout.part_offset(call.layer_id, 0);
   }
   if (params.count == 0) return;
+  if (checks_contents()) {
+    check_indices(params.src_indices, params.dst_indices, params.count, params.src.tokens, params.dst.tokens,
+                  {runtime, info, call.device, call.stream});
+  }
 
   int64_t quota = call.block_quota > 0 ? call.block_quota : default_block_quota(call.device.kind);
   quota = std::min(quota, kMaxBlocks);

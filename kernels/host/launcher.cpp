@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "content_check.h"
 #include "cpu_runtime.h"
 #include "device_runtimes.h"
 #include "errors.h"
@@ -81,6 +82,8 @@ void launch(SwapInCall& call) {
   }
   if (params.batch == 0) return;
 
+  if (checks_contents())
+    check_contents(params, static_cast<uint32_t>(row.threads), {runtime, info, call.device, call.stream});
   int blocks = call.blocks_per_request;
   if (blocks == 0) {
     blocks = on_cpu ? 1
@@ -117,6 +120,10 @@ void launch(CopyItemsCall& call) {
   resolve(params.src.base, call.src, runtime, call.device);
   resolve(params.dst.base, call.dst, runtime, call.device);
   if (params.count == 0) return;
+  if (checks_contents()) {
+    check_indices(params.src_indices, params.dst_indices, params.count, params.src.rows, params.dst.rows,
+                  {runtime, info, call.device, call.stream});
+  }
 
   LaunchShape shape;
   shape.blocks = static_cast<uint32_t>(call.blocks > 0 ? call.blocks : copy_blocks(info, params.count));

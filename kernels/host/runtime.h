@@ -86,6 +86,12 @@ class Runtime {
   // captured.
   virtual void read(void* to, const void* from, size_t bytes, int device, void* stream) = 0;
 
+  // Launches a kernel that looks at memory, and waits for it: `report`, a member of `params`, gets room for
+  // `words` words of ones, and `result` what the kernel makes of them. Not while the stream is captured.
+  virtual void inspect(KernelId kernel, const void* params, size_t param_bytes, uint64_t*& report,
+                       uint64_t* result, size_t words, const LaunchShape& shape, int device,
+                       void* stream) = 0;
+
   // `batch` zeroed counters that no launch running at the same time uses, or null where there are none to be
   // had (then one block has to serve a request).
   virtual uint32_t* arrival_counters(int batch, int device, void* stream) = 0;
