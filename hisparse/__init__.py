@@ -19,10 +19,13 @@ except ModuleNotFoundError as error:
 from . import cpu, kvcacheio
 from ._version import __version__
 from .content_check import ContentError, checking
+from .host_memory import HostRegistration, pin_host_pool, register_host_memory
+from .request_state import reset_request_state
 from .swap_in import copy_items, load_cache_to_device_buffer_mla
 
 __all__ = [
     "ContentError",
+    "HostRegistration",
     "__version__",
     "build_info",
     "checking",
@@ -30,4 +33,7 @@ __all__ = [
     "cpu",
     "kvcacheio",
     "load_cache_to_device_buffer_mla",
+    "pin_host_pool",
+    "register_host_memory",
+    "reset_request_state",
 ]

@@ -1,6 +1,7 @@
 // A driver library without a GPU: the functions that hisparse binds, as CUDA (libcuda) or, with FAKE_HIP, as
 // HIP (libamdhip64). Tests load it in the driver's place, set it up through the fake_* functions, and read
 // what was called.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -40,7 +41,9 @@ struct Launch {
 std::mutex mutex;
 std::vector<std::string> calls;
 std::map<std::string, int> failures;
-std::vector<Mapping> mappings;
+std::vector<Mapping> mappings, registered;
+std::vector<uintptr_t> unregistered;
+size_t register_limit = SIZE_MAX;
 Launch last{};
 hisparse::TransferParams last_transfer{};
 size_t copied = 0, largest_batch = 0;
@@ -66,7 +69,9 @@ int finish(const char* name, int code = 0) {
 }
 
 // What a capturing thread may not do unless it is in relaxed mode.
-int finish_unsafe(const char* name) { return finish(name, capturing && capture_mode != 2 ? 900 : 0); }
+int finish_unsafe(const char* name, int code = 0) {
+  return finish(name, capturing && capture_mode != 2 ? 900 : code);
+}
 
 const Mapping* find(uintptr_t address, uintptr_t Mapping::* side) {
   for (const Mapping& mapping : mappings)
@@ -106,6 +111,9 @@ void fake_setup(int device_count, int shared) {
 }
 void fake_capture(int on) { capturing = on; }
 void fake_map(uintptr_t host, uintptr_t device, size_t bytes) { mappings.push_back({host, device, bytes}); }
+void fake_register_limit(size_t bytes) { register_limit = bytes; }
+size_t fake_registered(size_t index) { return index < registered.size() ? registered[index].bytes : 0; }
+uintptr_t fake_unregistered(size_t index) { return index < unregistered.size() ? unregistered[index] : 0; }
 void fake_unmap_all() { mappings.clear(); }
 void fake_set_current(int device) { current_devices.back() = device; }
 void fake_fault(int kind, uint64_t place) {
@@ -209,6 +217,34 @@ DRIVER_FUNCTION(cuMemsetD8Async, hipMemsetD8Async, void* memory, unsigned char v
   std::memset(memory, value, bytes);
   // Counters, which are zeroed, may be reserved beside a capture, which the default stream would break.
   return finish(hipMemsetD8Async_name, value == 0 && stream == nullptr);
+}
+
+DRIVER_FUNCTION(cuMemHostRegister_v2, hipHostRegister, void* memory, size_t bytes, unsigned flags) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  constexpr uintptr_t kPage = 4096;
+  int code = flags != 3 ? 1 : bytes > register_limit ? 2 : 0;
+  for (const Mapping& other : registered) {
+    const bool shares_page = address / kPage <= (other.host + other.bytes - 1) / kPage &&
+                             other.host / kPage <= (address + bytes - 1) / kPage;
+    if (shares_page) code = 712;
+  }
+  code = finish_unsafe(hipHostRegister_name, code);
+  if (code != 0) return code;
+  registered.push_back({address, address, bytes});
+  mappings.push_back({address, address + (uintptr_t{1} << 40), bytes});
+  return 0;
+}
+
+DRIVER_FUNCTION(cuMemHostUnregister, hipHostUnregister, void* memory) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  const auto is_it = [&](const Mapping& piece) { return piece.host == address; };
+  const auto found = std::find_if(registered.begin(), registered.end(), is_it);
+  const int code = finish(hipHostUnregister_name, found == registered.end() ? 713 : 0);
+  if (code != 0) return code;
+  unregistered.push_back(address);
+  registered.erase(found);
+  mappings.erase(std::find_if(mappings.begin(), mappings.end(), is_it));
+  return 0;
 }
 
 DRIVER_FUNCTION(cuStreamCreate, hipStreamCreateWithFlags, void** stream, unsigned flags) {

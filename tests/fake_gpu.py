@@ -80,7 +80,15 @@ class Driver:
         self.library = ctypes.CDLL(LIBRARY)
         self.library.fake_last_launch.restype = ctypes.POINTER(Launch)
         self.library.fake_arrivals.restype = ctypes.POINTER(ctypes.c_uint32)
-        for name in ("host_cache", "transfer_src", "transfer_dst", "copied", "largest_batch"):
+        for name in (
+            "host_cache",
+            "transfer_src",
+            "transfer_dst",
+            "copied",
+            "largest_batch",
+            "registered",
+            "unregistered",
+        ):
             getattr(self.library, f"fake_{name}").restype = ctypes.c_size_t
 
     def name(self, cuda: str, hip: str) -> bytes:

@@ -11,6 +11,7 @@
 #include "content_check.h"
 #include "cpu_runtime.h"
 #include "device_runtimes.h"
+#include "host_memory.h"
 #include "kvcacheio_checks.h"
 
 namespace py = pybind11;
@@ -148,6 +149,10 @@ PYBIND11_MODULE(_C, module) {
   module.def("get_device_accessible_ptr", [](py::handle tensor, py::handle device_index) {
     return get_device_accessible_ptr(tensor.ptr(), device_index.ptr());
   });
+  module.def("host_memory", &host_memory);
+  module.def("gpu_target", &gpu_target);
+  module.def("register_host_memory", &register_host_memory);
+  module.def("unregister_host_memory", &unregister_host_memory);
   module.def("build_info", &build_info,
              "What this build of hisparse contains: its version, targets, archs per GPU target, and the host "
              "compiler.");

@@ -110,6 +110,9 @@ class CpuRuntime final : public Runtime {
     return reinterpret_cast<uintptr_t>(host);
   }
 
+  void register_memory(void*, size_t, int) override {}
+  void unregister_memory(void*, int) override {}
+
   bool captures(int, void*) override { return false; }
 
   void copy(CopyList& copies, int, void*) override {

@@ -11,7 +11,9 @@
 namespace hisparse::host {
 namespace {
 
-constexpr int kNoDevice = 100;                           // CUDA_ERROR_NO_DEVICE, hipErrorNoDevice
+constexpr int kNoDevice = 100;           // CUDA_ERROR_NO_DEVICE, hipErrorNoDevice
+constexpr int kAlreadyRegistered = 712;  // CUDA_ERROR_HOST_MEMORY_..., hipErrorHostMemoryAlreadyRegistered
+constexpr unsigned kPortableAndMapped = 1 | 2;           // the same flags in both
 constexpr unsigned kNonBlocking = 1;                     // CU_STREAM_NON_BLOCKING, hipStreamNonBlocking
 constexpr uintptr_t kNullStream = 0, kLegacyStream = 1;  // CU_STREAM_LEGACY, hipStreamLegacy
 constexpr size_t kMaxBatch = 8192;                       // HIP's limit
@@ -215,6 +217,24 @@ std::optional<uintptr_t> GpuRuntime::device_address(const void* host, size_t byt
     done = piece.bytes > 0 ? done + std::min(piece.bytes, bytes - done) : std::max(done + 1, bytes - 1);
   }
   return address;
+}
+
+void GpuRuntime::register_memory(void* host, size_t bytes, int device) {
+  ready(device);
+  const CurrentDevice current(*this, device);
+  const RelaxedCapture relaxed(*this);
+  const int code = functions_.register_host.call(host, bytes, kPortableAndMapped);
+  if (code == 0) return;
+  const std::string what = error_text(functions_.register_host.name, code);
+  if (code == kAlreadyRegistered) throw std::invalid_argument(what);
+  throw std::runtime_error(what);
+}
+
+void GpuRuntime::unregister_memory(void* host, int device) {
+  ready(device);
+  const CurrentDevice current(*this, device);
+  const RelaxedCapture relaxed(*this);
+  check(functions_.unregister_host, host);
 }
 
 bool GpuRuntime::captures(int device, void* stream) {

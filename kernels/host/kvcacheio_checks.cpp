@@ -42,14 +42,6 @@ int64_t block_quota_from_environment() {
   return quota;
 }
 
-// Whether torch, where it is loaded, is the one of AMD's GPUs.
-bool torch_is_for_rocm() {
-  PyObject* torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
-  if (torch == nullptr) return false;
-  const auto version = pybind11::getattr(torch, "version", pybind11::none());
-  return !pybind11::getattr(version, "hip", pybind11::none()).is_none();
-}
-
 struct Sizes {
   int64_t item = 1, layout_dim = 0, num_layers = 1, page_size = 1, head_num = 1;
 };

@@ -1,6 +1,7 @@
 #include "launcher.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "content_check.h"
 #include "cpu_runtime.h"
@@ -52,6 +53,19 @@ Runtime& runtime_of(DeviceKind kind) {
     default:
       return cpu_runtime();
   }
+}
+
+std::optional<DeviceKind> gpu_kind(bool prefers_rocm) {
+  DeviceKind kinds[] = {DeviceKind::kCuda, DeviceKind::kRocm};
+  if (prefers_rocm) std::swap(kinds[0], kinds[1]);
+  for (const DeviceKind kind : kinds) {
+    try {
+      runtime_of(kind).device_count();
+      return kind;
+    } catch (const NoDevice&) {
+    }
+  }
+  return std::nullopt;
 }
 
 void launch(SwapInCall& call) {

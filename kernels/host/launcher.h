@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "../common/params.h"
 #include "device.h"
@@ -42,5 +43,9 @@ void launch(SwapInCall& call);
 void launch(CopyItemsCall& call);
 
 Runtime& runtime_of(DeviceKind kind);
+
+// The GPUs of this machine; of two vendors' `prefers_rocm` says which are meant. None: there is no driver or
+// device.
+std::optional<DeviceKind> gpu_kind(bool prefers_rocm);
 
 }  // namespace hisparse::host

@@ -76,6 +76,11 @@ class Runtime {
   // The address at which kernels on `device` reach [host, host + bytes), or nothing where they cannot.
   virtual std::optional<uintptr_t> device_address(const void* host, size_t bytes, int device) = 0;
 
+  // Makes host memory reachable for the kernels of every device. std::invalid_argument where it is registered
+  // already.
+  virtual void register_memory(void* host, size_t bytes, int device) = 0;
+  virtual void unregister_memory(void* host, int device) = 0;
+
   virtual bool captures(int device, void* stream) = 0;  // whether the stream is captured in a graph
 
   // Enqueues copies, each from and to memory that the device reaches, by its host address where it is on the
