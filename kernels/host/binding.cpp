@@ -13,6 +13,7 @@
 #include "device_runtimes.h"
 #include "host_memory.h"
 #include "kvcacheio_checks.h"
+#include "released_gil.h"
 
 namespace py = pybind11;
 
@@ -28,7 +29,7 @@ void add_op(py::module_& module, const char* name, std::index_sequence<index...>
   module.def(name, [](Argument<index>... arguments) {
     PyObject* const all[] = {arguments.ptr()...};
     auto call = check(all);
-    const py::gil_scoped_release release;
+    const ReleasedGil released;
     launch(call);
   });
 }
@@ -67,7 +68,7 @@ py::list targets() {
     std::optional<DriverInfo> driver;
     std::optional<std::string> unavailable;
     try {
-      const py::gil_scoped_release release;
+      const ReleasedGil released;
       driver = runtime->driver();
       for (int index = 0; index < runtime->device_count(); ++index) infos.push_back(runtime->device(index));
     } catch (const std::runtime_error& error) {
@@ -131,8 +132,12 @@ void translate_content_fault(std::exception_ptr thrown) {
 }  // namespace
 }  // namespace hisparse::host
 
+// pybind11 deadlocks in a sub-interpreter of Python before 3.12 as soon as it looks for its own state, so
+// what it calls PyInit__C comes second.
+#define PyInit__C initialize_in_main_interpreter
 PYBIND11_MODULE(_C, module) {
   using namespace hisparse::host;
+  wait_at_exit();
   add_op<check_swap_in>(module, "load_cache_to_device_buffer_mla",
                         std::make_index_sequence<kSwapInArguments>());
   add_op<check_copy_items>(module, "copy_items", std::make_index_sequence<kCopyItemsArguments>());
@@ -162,4 +167,11 @@ PYBIND11_MODULE(_C, module) {
   module.def("add_content_checks", [](int count) { content_checks += count; });
   module.def("cpu_options", &get_cpu_options);
   module.def("set_cpu_options", &change_cpu_options);
+}
+
+#undef PyInit__C
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return initialize_in_main_interpreter();
+  PyErr_SetString(PyExc_ImportError, "hisparse runs in the main interpreter alone: use processes instead");
+  return nullptr;
 }

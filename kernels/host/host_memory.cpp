@@ -2,6 +2,7 @@
 
 #include "errors.h"
 #include "launcher.h"
+#include "released_gil.h"
 #include "tensor.h"
 
 namespace py = pybind11;
@@ -30,20 +31,20 @@ std::pair<uintptr_t, int64_t> host_memory(py::handle object) {
 
 std::optional<std::string> gpu_target() {
   const bool prefers_rocm = torch_is_for_rocm();
-  const py::gil_scoped_release release;
+  const ReleasedGil released;
   const std::optional<DeviceKind> kind = gpu_kind(prefers_rocm);
   if (!kind) return std::nullopt;
   return runtime_of(*kind).target();
 }
 
 void register_host_memory(const std::string& target, uintptr_t address, size_t bytes, int64_t device_index) {
-  const py::gil_scoped_release release;
+  const ReleasedGil released;
   runtime_with(target, device_index)
       .register_memory(reinterpret_cast<void*>(address), bytes, static_cast<int>(device_index));
 }
 
 void unregister_host_memory(const std::string& target, uintptr_t address, int64_t device_index) {
-  const py::gil_scoped_release release;
+  const ReleasedGil released;
   runtime_with(target, device_index)
       .unregister_memory(reinterpret_cast<void*>(address), static_cast<int>(device_index));
 }

@@ -7,6 +7,7 @@
 
 #include "arguments.h"
 #include "checker.h"
+#include "released_gil.h"
 
 namespace hisparse::host {
 namespace {
@@ -178,7 +179,7 @@ uintptr_t get_device_accessible_ptr(PyObject* object, PyObject* device_index) {
     value_error("tensor", "row-major storage", text("strides ", tensor.strides_text()));
   const PoolMemory memory{"tensor", tensor.bytes(), true};
   const bool prefers_rocm = torch_is_for_rocm();
-  const pybind11::gil_scoped_release release;
+  const ReleasedGil released;
   return device_accessible_address(tensor.data<void>(), memory, index, prefers_rocm);
 }
 
