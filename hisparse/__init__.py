@@ -18,7 +18,10 @@ except ModuleNotFoundError as error:
 
 from . import cpu, kvcacheio
 from ._version import __version__
+from .content_check import ContentError, checking
 from .copies import copy_cache_planned_mla, transfer_cache_dsv4_mla, translate_padded_hisparse_locations
+from .host_memory import HostRegistration, pin_host_pool, register_host_memory
+from .request_state import reset_request_state
 from .swap_in import (
     copy_items,
     load_blocks_to_device_buffer_mha,
@@ -27,9 +30,12 @@ from .swap_in import (
 )
 
 __all__ = [
+    "ContentError",
+    "HostRegistration",
     "__version__",
     "build_info",
     "copy_cache_planned_mla",
+    "checking",
     "copy_items",
     "cpu",
     "kvcacheio",
@@ -38,4 +44,7 @@ __all__ = [
     "load_cache_to_device_buffer_mla",
     "transfer_cache_dsv4_mla",
     "translate_padded_hisparse_locations",
+    "pin_host_pool",
+    "register_host_memory",
+    "reset_request_state",
 ]

@@ -1,6 +1,7 @@
 // A driver library without a GPU: the functions that hisparse binds, as CUDA (libcuda) or, with FAKE_HIP, as
 // HIP (libamdhip64). Tests load it in the driver's place, set it up through the fake_* functions, and read
 // what was called.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -9,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "../kernels/common/params.h"
+#include "../kernels/common/content_check.h"
 
 #ifdef FAKE_HIP
 #define NAME(cuda, hip) hip
@@ -53,20 +54,23 @@ struct Launch {
 std::mutex mutex;
 std::vector<DriverCall> calls;
 std::map<std::string, Failure> failures;
-std::vector<Mapping> mappings;
+std::vector<Mapping> mappings, registered;
+std::vector<uintptr_t> unregistered;
+size_t register_limit = SIZE_MAX;
 Launch last{};
 std::map<int, Launch> last_on;
 std::map<int, int> shared_on;  // where it is not shared_bytes
 hisparse::TransferParams last_transfer{};
 size_t copied = 0, largest_batch = 0;
+int checks = 0;
 int devices = 2, shared_bytes = 65536, capturing = 0, last_error = 0;
 thread_local int capture_mode = 0;
 thread_local std::vector<int> current_devices{0};
 
-constexpr int kCopyItems = 1000, kTransfer = 2000;
+constexpr int kCopyItems = 1000, kTransfer = 2000, kCheckSwapIn = 3000, kCheckIndices = 4000;
 
 // Contexts, modules and kernels stand for a device: one more than its index, so that none is null; kernels
-// that copy items are kCopyItems further on, those that transfer kTransfer.
+// that copy items are kCopyItems further on, those that transfer kTransfer, and so on.
 void* handle(int device) { return reinterpret_cast<void*>(static_cast<intptr_t>(device) + 1); }
 int device_of(const void* handle) { return static_cast<int>(reinterpret_cast<intptr_t>(handle)) - 1; }
 
@@ -82,7 +86,9 @@ int finish(const char* name, int code = 0) {
 }
 
 // What a capturing thread may not do unless it is in relaxed mode.
-int finish_unsafe(const char* name) { return finish(name, capturing && capture_mode != 2 ? 900 : 0); }
+int finish_unsafe(const char* name, int code = 0) {
+  return finish(name, capturing && capture_mode != 2 ? 900 : code);
+}
 
 const Mapping* find(uintptr_t address, uintptr_t Mapping::* side) {
   for (const Mapping& mapping : mappings) {
@@ -93,6 +99,17 @@ const Mapping* find(uintptr_t address, uintptr_t Mapping::* side) {
 }
 
 int shared_of(int device) { return shared_on.count(device) != 0 ? shared_on[device] : shared_bytes; }
+// The checks of contents find what they are told to, once.
+int fault = -1;
+uint64_t fault_place = 0;
+
+void find_fault(uint64_t* first_faults) {
+  ++checks;
+  for (int kind = 0; kind < hisparse::kFaults; ++kind)
+    if (first_faults[kind] != hisparse::kNoFault) last_error = 999;  // the report was not cleared
+  if (fault >= 0) first_faults[fault] = fault_place;
+  fault = -1;
+}
 
 }  // namespace
 
@@ -119,8 +136,16 @@ void fake_map(uintptr_t host, uintptr_t device, size_t bytes) { mappings.push_ba
 void fake_map_on(uintptr_t host, uintptr_t device, size_t bytes, int on) {
   mappings.push_back({host, device, bytes, on});
 }
+void fake_register_limit(size_t bytes) { register_limit = bytes; }
+size_t fake_registered(size_t index) { return index < registered.size() ? registered[index].bytes : 0; }
+uintptr_t fake_unregistered(size_t index) { return index < unregistered.size() ? unregistered[index] : 0; }
 void fake_unmap_all() { mappings.clear(); }
 void fake_set_current(int device) { current_devices.back() = device; }
+void fake_fault(int kind, uint64_t place) {
+  fault = kind;
+  fault_place = place;
+}
+int fake_checks() { return checks; }
 int fake_current() { return current_devices.back(); }
 int fake_last_error() { return last_error; }
 const Launch* fake_last_launch() { return &last; }
@@ -177,7 +202,9 @@ DRIVER_FUNCTION(cuModuleLoadData, hipModuleLoadData, void** module, const void*)
 DRIVER_FUNCTION(cuModuleGetFunction, hipModuleGetFunction, void** kernel, void* module, const char* name) {
   const int step = std::strcmp(name, "hisparse_copy_items") == 0 ? kCopyItems
                    : std::strcmp(name, "hisparse_transfer") == 0 ? kTransfer
-                                                                 : 0;
+                   : std::strcmp(name, "hisparse_check_swap_in") == 0 ? kCheckSwapIn
+                   : std::strcmp(name, "hisparse_check_indices") == 0 ? kCheckIndices
+                                                                      : 0;
   *kernel = handle(device_of(module) + step);
   return finish(hipModuleGetFunction_name);
 }
@@ -201,6 +228,10 @@ DRIVER_FUNCTION(cuLaunchKernel, hipModuleLaunchKernel, void* kernel, unsigned gr
     if (device_of(kernel) < kCopyItems) std::memcpy(&last.params, parameters[0], sizeof(last.params));
     last_on[device] = last;
     if (device_of(kernel) >= kTransfer) std::memcpy(&last_transfer, parameters[0], sizeof(last_transfer));
+    const int step = device_of(kernel) / kCopyItems * kCopyItems;
+    if (step == kTransfer) std::memcpy(&last_transfer, parameters[0], sizeof(last_transfer));
+    if (step == kCheckSwapIn) find_fault(static_cast<const hisparse::SwapInCheckParams*>(parameters[0])->first_faults);
+    if (step == kCheckIndices) find_fault(static_cast<const hisparse::IndexCheckParams*>(parameters[0])->first_faults);
   }
   return code;
 }
@@ -215,7 +246,36 @@ DRIVER_FUNCTION(cuMemAlloc_v2, hipMalloc, void** memory, size_t bytes) {
 DRIVER_FUNCTION(cuMemsetD8Async, hipMemsetD8Async, void* memory, unsigned char value, size_t bytes,
                 void* stream) {
   std::memset(memory, value, bytes);
-  return finish(hipMemsetD8Async_name, stream == nullptr);  // the default stream would break a capture
+  // Counters, which are zeroed, may be reserved beside a capture, which the default stream would break.
+  return finish(hipMemsetD8Async_name, value == 0 && stream == nullptr);
+}
+
+DRIVER_FUNCTION(cuMemHostRegister_v2, hipHostRegister, void* memory, size_t bytes, unsigned flags) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  constexpr uintptr_t kPage = 4096;
+  int code = flags != 3 ? 1 : bytes > register_limit ? 2 : 0;
+  for (const Mapping& other : registered) {
+    const bool shares_page = address / kPage <= (other.host + other.bytes - 1) / kPage &&
+                             other.host / kPage <= (address + bytes - 1) / kPage;
+    if (shares_page) code = 712;
+  }
+  code = finish_unsafe(hipHostRegister_name, code);
+  if (code != 0) return code;
+  registered.push_back({address, address, bytes});
+  mappings.push_back({address, address + (uintptr_t{1} << 40), bytes});
+  return 0;
+}
+
+DRIVER_FUNCTION(cuMemHostUnregister, hipHostUnregister, void* memory) {
+  const auto address = reinterpret_cast<uintptr_t>(memory);
+  const auto is_it = [&](const Mapping& piece) { return piece.host == address; };
+  const auto found = std::find_if(registered.begin(), registered.end(), is_it);
+  const int code = finish(hipHostUnregister_name, found == registered.end() ? 713 : 0);
+  if (code != 0) return code;
+  unregistered.push_back(address);
+  registered.erase(found);
+  mappings.erase(std::find_if(mappings.begin(), mappings.end(), is_it));
+  return 0;
 }
 
 DRIVER_FUNCTION(cuStreamCreate, hipStreamCreateWithFlags, void** stream, unsigned flags) {

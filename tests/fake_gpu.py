@@ -82,7 +82,15 @@ class Driver:
         for name in ("fake_last_launch", "fake_last_launch_on"):
             getattr(self.library, name).restype = ctypes.POINTER(Launch)
         self.library.fake_arrivals.restype = ctypes.POINTER(ctypes.c_uint32)
-        for name in ("host_cache", "transfer_src", "transfer_dst", "copied", "largest_batch"):
+        for name in (
+            "host_cache",
+            "transfer_src",
+            "transfer_dst",
+            "copied",
+            "largest_batch",
+            "registered",
+            "unregistered",
+        ):
             getattr(self.library, f"fake_{name}").restype = ctypes.c_size_t
 
     def name(self, cuda: str, hip: str) -> bytes:

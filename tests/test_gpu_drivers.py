@@ -362,6 +362,52 @@ def test_counters_run_out(run):
     """)
 
 
+# The check of contents
+
+
+def test_the_check_of_contents(run):
+    run("""
+        import ctypes
+        call = Call(driver, index=1)
+        call()
+        allocations = driver.count("cuMemAlloc_v2", "hipMalloc")
+        assert driver.library.fake_checks() == 0
+        with hisparse.checking():
+            for _ in range(3):
+                call()
+            assert driver.library.fake_checks() == 3 and driver.launch.device == 1
+            assert driver.count("cuMemAlloc_v2", "hipMalloc") == allocations + 1
+            assert driver.library.fake_last_error() != 999
+
+            call.arrays["lru_slots"][3] = 9
+            call.arrays["req_pool_indices"][:] = 2, 3
+            launches = driver.launches
+            driver.library.fake_fault(6, ctypes.c_uint64(1 << 32 | 5))
+            message = error_of(hisparse.ContentError, call)
+            assert message == (
+                "lru_slots: expected a permutation of 0 to 7, got 9 at [3, 5] (row 1 of the batch)"), message
+            assert driver.launches == launches + 1  # the check alone
+            call()
+
+            indices = Tensor(np.arange(3) + 7)
+            pool = Tensor(np.zeros(64, np.uint8))
+            driver.library.fake_fault(10, ctypes.c_uint64(2))
+            message = error_of(hisparse.ContentError, hisparse.copy_items, pool, pool, indices, indices, 16)
+            assert message == "dst_indices: expected less than 4, the items of the destination, got 9 at [2]", message
+
+            launches = driver.launches
+            driver.library.fake_capture(1)
+            assert "a graph cannot capture" in error_of(RuntimeError, call)
+            assert driver.launches == launches
+            driver.library.fake_capture(0)
+
+        driver.library.fake_capture(1)
+        call()
+        driver.library.fake_capture(0)
+        assert driver.library.fake_checks() == 6
+    """)
+
+
 # Processes and threads
 
 

@@ -26,7 +26,9 @@ namespace hisparse {
          copy_planned<TileCopy, Dsv4Layout>)                                                             \
   KERNEL(kCopyLayersDsv4, hisparse_copy_layers_dsv4, LayerCopyParams, copy_layers<TileCopy, Dsv4Layout>) \
   KERNEL(kTransfer, hisparse_transfer, TransferParams, transfer<TileCopy>)                               \
-  KERNEL(kTranslate, hisparse_translate, TranslateParams, translate)
+  KERNEL(kTranslate, hisparse_translate, TranslateParams, translate)                                     \
+  KERNEL(kCheckSwapIn, hisparse_check_swap_in, SwapInCheckParams, check_swap_in)                         \
+  KERNEL(kCheckIndices, hisparse_check_indices, IndexCheckParams, check_indices)
 
 enum class KernelId : int32_t {
 #define HISPARSE_KERNEL_ID(id, ...) id,
@@ -142,6 +144,9 @@ struct SwapInParams {
   int32_t runs_are_aligned;    // rows of the entries: so are kEntriesInRegisters entries
   int32_t skip_io;
 };
+
+// Only blocks of tokens have keys and values.
+constexpr bool by_blocks(const SwapInParams& params) { return params.host_values != nullptr; }
 
 struct CopyItemsParams {
   SourcePool src;

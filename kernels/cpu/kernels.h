@@ -8,6 +8,7 @@
 
 #include "primitives.h"
 // Generic code follows the primitives.
+#include "../common/content_check.cuh"
 #include "../common/copy_chunk.cuh"
 #include "../common/copy_items.cuh"
 #include "../common/copy_layers.cuh"

@@ -95,6 +95,15 @@ inline void shared_min(int32_t* address, int32_t value, bool enabled) {
          !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
 }
+inline uint32_t shared_fetch_or(uint32_t* address, uint32_t bits) {
+  return __atomic_fetch_or(address, bits, __ATOMIC_RELAXED);
+}
+inline void device_min(uint64_t* address, uint64_t value) {
+  uint64_t seen = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (value < seen &&
+         !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+}
 inline uint32_t device_fetch_add(uint32_t* address, uint32_t value) {
   return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
 }

@@ -1,6 +1,7 @@
 // The CUDA translation unit: primitives, shared kernels, entry points (listed in kernels/common/params.h).
 #include "primitives.cuh"
 // Generic code follows the primitives.
+#include "../common/content_check.cuh"
 #include "../common/copy_chunk.cuh"
 #include "../common/copy_items.cuh"
 #include "../common/copy_layers.cuh"

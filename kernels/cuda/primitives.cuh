@@ -95,6 +95,12 @@ __device__ __forceinline__ void shared_min(int32_t* address, int32_t value, bool
                "r"(value), "r"(static_cast<int>(enabled))
                : "memory");
 }
+__device__ __forceinline__ uint32_t shared_fetch_or(uint32_t* address, uint32_t bits) {
+  return atomicOr(address, bits);
+}
+__device__ __forceinline__ void device_min(uint64_t* address, uint64_t value) {
+  atomicMin(reinterpret_cast<unsigned long long*>(address), static_cast<unsigned long long>(value));
+}
 __device__ __forceinline__ uint32_t device_fetch_add(uint32_t* address, uint32_t value) {
   return atomicAdd(address, value);
 }

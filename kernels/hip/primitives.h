@@ -103,6 +103,12 @@ __device__ __forceinline__ int32_t shared_exchange(int32_t* address, int32_t val
 __device__ __forceinline__ void shared_min(int32_t* address, int32_t value, bool enabled) {
   if (enabled) __hip_atomic_fetch_min(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
+__device__ __forceinline__ uint32_t shared_fetch_or(uint32_t* address, uint32_t bits) {
+  return __hip_atomic_fetch_or(address, bits, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+__device__ __forceinline__ void device_min(uint64_t* address, uint64_t value) {
+  __hip_atomic_fetch_min(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
 __device__ __forceinline__ uint32_t device_fetch_add(uint32_t* address, uint32_t value) {
   return __hip_atomic_fetch_add(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }

@@ -8,9 +8,12 @@
 #include "arguments.h"
 #include "build_config.h"
 #include "checks.h"
+#include "content_check.h"
 #include "cpu_runtime.h"
 #include "device_runtimes.h"
+#include "host_memory.h"
 #include "kvcacheio_checks.h"
+#include "released_gil.h"
 
 namespace py = pybind11;
 
@@ -26,7 +29,7 @@ void add_op(py::module_& module, const char* name, std::index_sequence<index...>
   module.def(name, [](Argument<index>... arguments) {
     PyObject* const all[] = {arguments.ptr()...};
     auto call = check(all);
-    const py::gil_scoped_release release;
+    const ReleasedGil released;
     launch(call);
   });
 }
@@ -73,7 +76,7 @@ py::list targets() {
     std::optional<DriverInfo> driver;
     std::optional<std::string> unavailable;
     try {
-      const py::gil_scoped_release release;
+      const ReleasedGil released;
       driver = runtime->driver();
       for (int index = 0; index < runtime->device_count(); ++index) infos.push_back(runtime->device(index));
     } catch (const std::runtime_error& error) {
@@ -124,11 +127,25 @@ void change_cpu_options(py::object values) {
   set_cpu_options(options);
 }
 
+// hisparse.ContentError holds the place of the fault, which a message alone would not.
+void translate_content_fault(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const ContentFault& fault) {
+    const auto type = py::module_::import("hisparse.content_check").attr("ContentError");
+    PyErr_SetObject(type.ptr(), type(fault.what(), fault.argument, fault.row, fault.column).ptr());
+  }
+}
+
 }  // namespace
 }  // namespace hisparse::host
 
+// pybind11 deadlocks in a sub-interpreter of Python before 3.12 as soon as it looks for its own state, so
+// what it calls PyInit__C comes second.
+#define PyInit__C initialize_in_main_interpreter
 PYBIND11_MODULE(_C, module) {
   using namespace hisparse::host;
+  wait_at_exit();
   add_op<check_swap_in>(module, "load_cache_to_device_buffer_mla",
                         std::make_index_sequence<kSwapInArguments>());
   add_op<check_dsv4_swap_in>(module, "load_cache_to_device_buffer_dsv4_mla",
@@ -154,11 +171,24 @@ PYBIND11_MODULE(_C, module) {
   module.def("get_device_accessible_ptr", [](py::handle tensor, py::handle device_index) {
     return get_device_accessible_ptr(tensor.ptr(), device_index.ptr());
   });
+  module.def("host_memory", &host_memory);
+  module.def("gpu_target", &gpu_target);
+  module.def("register_host_memory", &register_host_memory);
+  module.def("unregister_host_memory", &unregister_host_memory);
   module.def("build_info", &build_info,
              "What this build of hisparse contains: its version, targets, archs per GPU target, and the host "
              "compiler.");
   module.def("targets", &targets,
              "Each target with the devices that this machine has for it, or why there are none.");
+  py::register_local_exception_translator(translate_content_fault);
+  module.def("add_content_checks", [](int count) { content_checks += count; });
   module.def("cpu_options", &get_cpu_options);
   module.def("set_cpu_options", &change_cpu_options);
+}
+
+#undef PyInit__C
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return initialize_in_main_interpreter();
+  PyErr_SetString(PyExc_ImportError, "hisparse runs in the main interpreter alone: use processes instead");
+  return nullptr;
 }

@@ -45,6 +45,8 @@ class CudaRuntime final : public GpuRuntime {
     functions.launch_kernel.bind(library, "cuLaunchKernel");
     functions.allocate.bind(library, "cuMemAlloc_v2");
     functions.fill.bind(library, "cuMemsetD8Async");
+    functions.register_host.bind(library, "cuMemHostRegister_v2");
+    functions.unregister_host.bind(library, "cuMemHostUnregister");
     functions.create_stream.bind(library, "cuStreamCreate");
     functions.synchronize_stream.bind(library, "cuStreamSynchronize");
     functions.destroy_stream.bind(library, "cuStreamDestroy_v2");

@@ -11,7 +11,9 @@
 namespace hisparse::host {
 namespace {
 
-constexpr int kNoDevice = 100;                           // CUDA_ERROR_NO_DEVICE, hipErrorNoDevice
+constexpr int kNoDevice = 100;           // CUDA_ERROR_NO_DEVICE, hipErrorNoDevice
+constexpr int kAlreadyRegistered = 712;  // CUDA_ERROR_HOST_MEMORY_..., hipErrorHostMemoryAlreadyRegistered
+constexpr unsigned kPortableAndMapped = 1 | 2;           // the same flags in both
 constexpr unsigned kNonBlocking = 1;                     // CU_STREAM_NON_BLOCKING, hipStreamNonBlocking
 constexpr uintptr_t kNullStream = 0, kLegacyStream = 1;  // CU_STREAM_LEGACY, hipStreamLegacy
 constexpr size_t kMaxBatch = 8192;                       // HIP's limit
@@ -217,6 +219,24 @@ std::optional<uintptr_t> GpuRuntime::device_address(const void* host, size_t byt
   return address;
 }
 
+void GpuRuntime::register_memory(void* host, size_t bytes, int device) {
+  ready(device);
+  const CurrentDevice current(*this, device);
+  const RelaxedCapture relaxed(*this);
+  const int code = functions_.register_host.call(host, bytes, kPortableAndMapped);
+  if (code == 0) return;
+  const std::string what = error_text(functions_.register_host.name, code);
+  if (code == kAlreadyRegistered) throw std::invalid_argument(what);
+  throw std::runtime_error(what);
+}
+
+void GpuRuntime::unregister_memory(void* host, int device) {
+  ready(device);
+  const CurrentDevice current(*this, device);
+  const RelaxedCapture relaxed(*this);
+  check(functions_.unregister_host, host);
+}
+
 bool GpuRuntime::captures(int device, void* stream) {
   ready(device);
   const CurrentDevice current(*this, device);
@@ -255,6 +275,25 @@ void GpuRuntime::read(void* to, const void* from, size_t bytes, int device, void
   const CurrentDevice current(*this, device);
   copy_one(to, from, bytes, stream);
   check(functions_.synchronize_stream, stream);
+}
+
+void GpuRuntime::inspect(KernelId kernel, const void* params, size_t param_bytes, uint64_t*& report,
+                         uint64_t* result, size_t words, const LaunchShape& shape, int device, void* stream) {
+  DeviceState& state = ready(device);
+  const std::lock_guard<std::mutex> lock(state.report_mutex);
+  const size_t bytes = words * sizeof(uint64_t);
+  {
+    const CurrentDevice current(*this, device);
+    if (state.report == nullptr) {
+      void* memory = nullptr;
+      check(functions_.allocate, &memory, kReportBytes);
+      state.report = memory;
+    }
+    check(functions_.fill, state.report, static_cast<unsigned char>(0xFF), bytes, stream);
+  }
+  report = static_cast<uint64_t*>(state.report);
+  launch(kernel, params, param_bytes, shape, device, stream);
+  read(result, state.report, bytes, device, stream);
 }
 
 uint32_t* GpuRuntime::arrival_counters(int batch, int device, void* stream) {

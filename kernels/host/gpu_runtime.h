@@ -44,7 +44,9 @@ struct DriverFunctions {
       launch_kernel;  // (kernel, grid, block, shared bytes, stream, parameters, extra)
   DriverFunction<void**, size_t> allocate;
   DriverFunction<void*, unsigned char, size_t, void*> fill;  // (memory, byte, count, stream)
-  DriverFunction<void**, unsigned> create_stream;            // (stream, flags)
+  DriverFunction<void*, size_t, unsigned> register_host;     // (memory, bytes, flags)
+  DriverFunction<void*> unregister_host;
+  DriverFunction<void**, unsigned> create_stream;  // (stream, flags)
   DriverFunction<void*> synchronize_stream;
   DriverFunction<void*> destroy_stream;
   DriverFunction<void*, int*> is_capturing;
@@ -76,9 +78,13 @@ class GpuRuntime : public Runtime {
   void launch(KernelId kernel, const void* params, size_t param_bytes, const LaunchShape& shape, int device,
               void* stream) final;
   std::optional<uintptr_t> device_address(const void* host, size_t bytes, int device) final;
+  void register_memory(void* host, size_t bytes, int device) final;
+  void unregister_memory(void* host, int device) final;
   bool captures(int device, void* stream) final;
   void copy(CopyList& copies, int device, void* stream) final;
   void read(void* to, const void* from, size_t bytes, int device, void* stream) final;
+  void inspect(KernelId kernel, const void* params, size_t param_bytes, uint64_t*& report, uint64_t* result,
+               size_t words, const LaunchShape& shape, int device, void* stream) final;
   uint32_t* arrival_counters(int batch, int device, void* stream) final;
 
  protected:
@@ -120,7 +126,10 @@ class GpuRuntime : public Runtime {
     void* module = nullptr;
     void* kernels[static_cast<int>(KernelId::kCount)] = {};
     ArrivalCounters counters;
+    std::mutex report_mutex;
+    void* report = nullptr;  // one inspection at a time writes there
   };
+  static constexpr size_t kReportBytes = 4096;
   class CurrentDevice;
   class RelaxedCapture;
 

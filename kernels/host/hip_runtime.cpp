@@ -54,6 +54,8 @@ class HipRuntime final : public GpuRuntime {
     functions.launch_kernel.bind(library, "hipModuleLaunchKernel");
     functions.allocate.bind(library, "hipMalloc");
     functions.fill.bind(library, "hipMemsetD8Async");
+    functions.register_host.bind(library, "hipHostRegister");
+    functions.unregister_host.bind(library, "hipHostUnregister");
     functions.create_stream.bind(library, "hipStreamCreateWithFlags");
     functions.synchronize_stream.bind(library, "hipStreamSynchronize");
     functions.destroy_stream.bind(library, "hipStreamDestroy");

@@ -7,6 +7,7 @@
 
 #include "arguments.h"
 #include "checker.h"
+#include "released_gil.h"
 
 namespace hisparse::host {
 namespace {
@@ -40,14 +41,6 @@ int64_t block_quota_from_environment() {
   if (!starts_with_digit || *end != '\0' || quota < 1)
     value_error(kName, "a positive integer", text("'", value, "'"));
   return quota;
-}
-
-// Whether torch, where it is loaded, is the one of AMD's GPUs.
-bool torch_is_for_rocm() {
-  PyObject* torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
-  if (torch == nullptr) return false;
-  const auto version = pybind11::getattr(torch, "version", pybind11::none());
-  return !pybind11::getattr(version, "hip", pybind11::none()).is_none();
 }
 
 struct Sizes {
@@ -186,7 +179,7 @@ uintptr_t get_device_accessible_ptr(PyObject* object, PyObject* device_index) {
     value_error("tensor", "row-major storage", text("strides ", tensor.strides_text()));
   const PoolMemory memory{"tensor", tensor.bytes(), true};
   const bool prefers_rocm = torch_is_for_rocm();
-  const pybind11::gil_scoped_release release;
+  const ReleasedGil released;
   return device_accessible_address(tensor.data<void>(), memory, index, prefers_rocm);
 }
 

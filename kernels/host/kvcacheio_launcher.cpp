@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "content_check.h"
 #include "errors.h"
 #include "launch_policy.h"
 #include "resolve.h"
@@ -93,6 +94,10 @@ void launch(TransferCall& call) {
       params.src.pools[side] += params.src.layout.part_offset(call.layer_id, 0);
   }
   if (params.count == 0) return;
+  if (checks_contents()) {
+    check_indices(params.src_indices, params.dst_indices, params.count, params.src.tokens, params.dst.tokens,
+                  {runtime, info, call.device, call.stream});
+  }
 
   int64_t quota = call.block_quota > 0 ? call.block_quota : default_block_quota(call.device.kind);
   quota = std::min(quota, kMaxBlocks);
@@ -185,24 +190,16 @@ void launch(LayerCopyCall& call) {
 
 uintptr_t device_accessible_address(const void* host, const PoolMemory& memory, int64_t device_index,
                                     bool prefers_rocm) {
-  DeviceKind kinds[] = {DeviceKind::kCuda, DeviceKind::kRocm};
-  if (prefers_rocm) std::swap(kinds[0], kinds[1]);
-  for (const DeviceKind kind : kinds) {
-    Runtime& runtime = runtime_of(kind);
-    int count = 0;
-    try {
-      count = runtime.device_count();
-    } catch (const NoDevice&) {
-      continue;
-    }
-    if (device_index >= count) {
-      value_error("device_index", text("0 to ", count - 1), std::to_string(device_index));
-    }
-    auto* base = static_cast<const unsigned char*>(host);
-    resolve(base, memory, runtime, {kind, static_cast<int>(device_index)});
-    return reinterpret_cast<uintptr_t>(base);
+  const std::optional<DeviceKind> kind = gpu_kind(prefers_rocm);
+  if (!kind) return reinterpret_cast<uintptr_t>(host);
+  Runtime& runtime = runtime_of(*kind);
+  const int count = runtime.device_count();
+  if (device_index >= count) {
+    value_error("device_index", text("0 to ", count - 1), std::to_string(device_index));
   }
-  return reinterpret_cast<uintptr_t>(host);
+  auto* base = static_cast<const unsigned char*>(host);
+  resolve(base, memory, runtime, {*kind, static_cast<int>(device_index)});
+  return reinterpret_cast<uintptr_t>(base);
 }
 
 }  // namespace hisparse::host

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <utility>
 
+#include "content_check.h"
 #include "cpu_runtime.h"
 #include "device_runtimes.h"
 #include "errors.h"
@@ -53,6 +55,19 @@ Runtime& runtime_of(DeviceKind kind) {
   }
 }
 
+std::optional<DeviceKind> gpu_kind(bool prefers_rocm) {
+  DeviceKind kinds[] = {DeviceKind::kCuda, DeviceKind::kRocm};
+  if (prefers_rocm) std::swap(kinds[0], kinds[1]);
+  for (const DeviceKind kind : kinds) {
+    try {
+      runtime_of(kind).device_count();
+      return kind;
+    } catch (const NoDevice&) {
+    }
+  }
+  return std::nullopt;
+}
+
 void launch(SwapInCall& call) {
   SwapInParams& params = call.params;
   Runtime& runtime = runtime_of(call.device.kind);
@@ -86,6 +101,8 @@ void launch(SwapInCall& call) {
   }
   if (params.batch == 0) return;
 
+  if (checks_contents())
+    check_contents(params, static_cast<uint32_t>(row.threads), {runtime, info, call.device, call.stream});
   int blocks = call.blocks_per_request;
   if (blocks == 0) {
     blocks = on_cpu ? 1
@@ -128,6 +145,10 @@ void launch(CopyItemsCall& call) {
   resolve(params.src.base, call.src, runtime, call.device);
   resolve(params.dst.base, call.dst, runtime, call.device);
   if (params.count == 0) return;
+  if (checks_contents()) {
+    check_indices(params.src_indices, params.dst_indices, params.count, params.src.rows, params.dst.rows,
+                  {runtime, info, call.device, call.stream});
+  }
 
   LaunchShape shape;
   shape.blocks = static_cast<uint32_t>(call.blocks > 0 ? call.blocks : copy_blocks(info, params.count));

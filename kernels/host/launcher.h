@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "../common/params.h"
 #include "device.h"
@@ -70,5 +71,9 @@ void launch(TranslateCall& call);
 void launch(CopyItemsCall& call);
 
 Runtime& runtime_of(DeviceKind kind);
+
+// The GPUs of this machine; of two vendors' `prefers_rocm` says which are meant. None: there is no driver or
+// device.
+std::optional<DeviceKind> gpu_kind(bool prefers_rocm);
 
 }  // namespace hisparse::host

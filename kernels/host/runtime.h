@@ -76,6 +76,11 @@ class Runtime {
   // The address at which kernels on `device` reach [host, host + bytes), or nothing where they cannot.
   virtual std::optional<uintptr_t> device_address(const void* host, size_t bytes, int device) = 0;
 
+  // Makes host memory reachable for the kernels of every device. std::invalid_argument where it is registered
+  // already.
+  virtual void register_memory(void* host, size_t bytes, int device) = 0;
+  virtual void unregister_memory(void* host, int device) = 0;
+
   virtual bool captures(int device, void* stream) = 0;  // whether the stream is captured in a graph
 
   // Enqueues copies, each from and to memory that the device reaches, by its host address where it is on the
@@ -85,6 +90,12 @@ class Runtime {
   // Reads device memory, as it is once the stream has done what is enqueued so far. Not while the stream is
   // captured.
   virtual void read(void* to, const void* from, size_t bytes, int device, void* stream) = 0;
+
+  // Launches a kernel that looks at memory, and waits for it: `report`, a member of `params`, gets room for
+  // `words` words of ones, and `result` what the kernel makes of them. Not while the stream is captured.
+  virtual void inspect(KernelId kernel, const void* params, size_t param_bytes, uint64_t*& report,
+                       uint64_t* result, size_t words, const LaunchShape& shape, int device,
+                       void* stream) = 0;
 
   // `batch` zeroed counters that no launch running at the same time uses, or null where there are none to be
   // had (then one block has to serve a request).

@@ -71,6 +71,13 @@ std::string tuple_text(const int64_t* values, int count) {
 
 }  // namespace
 
+bool torch_is_for_rocm() {
+  PyObject* torch = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");
+  if (torch == nullptr) return false;
+  const auto version = py::getattr(torch, "version", py::none());
+  return !py::getattr(version, "hip", py::none()).is_none();
+}
+
 TensorView::TensorView(const char* argument, py::handle object) : argument_(argument), object_(object.ptr()) {
   const TypeReader reader = reader_of(Py_TYPE(object_));
   api_ = reader.api;

@@ -76,4 +76,7 @@ class TensorView {
   std::vector<int64_t> owned_layout_;  // where the object does not keep shape and strides itself
 };
 
+// Whether torch, where it is loaded, is the one of AMD's GPUs.
+bool torch_is_for_rocm();
+
 }  // namespace hisparse::host
