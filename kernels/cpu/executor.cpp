@@ -22,39 +22,61 @@ namespace {
 
 constexpr int kMaxWarpSize = 64;
 constexpr unsigned char kSharedGarbage = 0xA5;
+constexpr size_t kRedZone = 256;  // behind the shared memory, for AddressSanitizer
 
 std::string to_text(Place place) { return std::string(place.file) + ":" + std::to_string(place.line); }
 
-// One mapping for all stacks of a thread, a guard page below each.
-class StackPool {
+// Zeroed pages that only grow.
+class Pages {
  public:
-  ~StackPool() { release(); }
+  Pages() = default;
+  ~Pages() { release(); }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
 
-  unsigned char* stack(size_t index) { return base_ + index * pitch() + page_; }
-  size_t stack_bytes() const { return kFiberStackBytes; }
+  unsigned char* base() const { return base_; }
+  size_t bytes() const { return bytes_; }
 
-  void reserve(size_t count) {
-    if (count <= count_) return;
+  // True where they are new.
+  bool reserve(size_t bytes) {
+    if (bytes <= bytes_) return false;
     release();
-    void* memory = mmap(nullptr, count * pitch(), PROT_READ | PROT_WRITE,
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     base_ = static_cast<unsigned char*>(memory);
-    count_ = count;
-    for (size_t i = 0; i < count; ++i) mprotect(base_ + i * pitch(), page_, PROT_NONE);
+    bytes_ = bytes;
+    return true;
+  }
+
+  void release() {
+    if (base_ != nullptr) munmap(base_, bytes_);
+    base_ = nullptr;
+    bytes_ = 0;
   }
 
  private:
-  size_t pitch() const { return kFiberStackBytes + page_; }
-  void release() {
-    if (base_ != nullptr) munmap(base_, count_ * pitch());
-    base_ = nullptr;
-    count_ = 0;
+  unsigned char* base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// All stacks of a thread, a guard page below each.
+class StackPool {
+ public:
+  unsigned char* stack(size_t index) { return pages_.base() + index * pitch() + page_; }
+  size_t stack_bytes() const { return kFiberStackBytes; }
+
+  void reserve(size_t count) {
+    if (!pages_.reserve(count * pitch())) return;
+    for (size_t i = 0; i < count; ++i) mprotect(pages_.base() + i * pitch(), page_, PROT_NONE);
   }
+  void release() { pages_.release(); }
+
+ private:
+  size_t pitch() const { return kFiberStackBytes + page_; }
 
   size_t page_ = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  unsigned char* base_ = nullptr;
-  size_t count_ = 0;
+  Pages pages_;
 };
 
 enum class Wait { kNone, kBlock, kWarp };
@@ -69,6 +91,7 @@ struct Fiber {
 struct Warp {
   // A lane cannot be two rendezvous ahead of another, so two sets of values are enough.
   uint64_t values[2][kMaxWarpSize];
+  SyncPoint barriers[2];
   int parity;
   int arrived;
   int live;
@@ -85,7 +108,8 @@ class BlockRunner {
   unsigned char* shared() { return shared_; }
 
   void block_barrier(Place place);
-  const uint64_t* warp_exchange(uint64_t value, Place place);
+  uint64_t warp_sum(uint64_t value, int lanes, Place place);
+  void warp_barrier(Place place);
 
  private:
   static void fiber_entry();
@@ -93,13 +117,14 @@ class BlockRunner {
   void leave();
   [[noreturn]] void fail(const std::string& message);
   [[noreturn]] void return_to_scheduler();
+  int meet_warp(uint64_t value, Place place);
   uint32_t take_ready();
   void resume_next();
   void release_block();
   void release_warp(uint32_t warp);
   void make_ready(uint32_t thread) {
     fibers_[thread].wait = Wait::kNone;
-    ready_.push_back(thread);
+    ready_[(ready_head_ + ready_count_++) % grid_.threads] = thread;
   }
   uint32_t warp_of(uint32_t thread) const { return thread / static_cast<uint32_t>(grid_.warp_size); }
 
@@ -111,10 +136,14 @@ class BlockRunner {
   StackPool stacks_;
   std::vector<Fiber> fibers_;
   std::vector<Warp> warps_;
-  std::vector<uint32_t> ready_;
-  size_t ready_head_ = 0;
-  std::vector<unsigned char> shared_storage_;
+  std::vector<uint32_t> ready_;  // a ring: ready_count_ threads from ready_head_ on
+  uint32_t ready_head_ = 0;
+  uint32_t ready_count_ = 0;
+  Pages shared_pages_;
   unsigned char* shared_ = nullptr;
+  SyncPoint started_, finished_;
+  SyncPoint block_barriers_[2];  // a thread cannot be two barriers ahead of another
+  int block_parity_ = 0;
   void* scheduler_stack_pointer_ = nullptr;
   SanitizerFiber scheduler_sanitizer_;
   uint32_t block_ = 0;
@@ -132,16 +161,10 @@ void BlockRunner::run(Kernel kernel, const void* params, const Grid& grid, const
   grid_ = grid;
   schedule_ = schedule;
   if (schedule.seed) random_.seed(*schedule.seed);
-  stacks_.reserve(grid.threads);
   fibers_.resize(grid.threads);
+  ready_.resize(grid.threads);
   warps_.resize((grid.threads + static_cast<uint32_t>(grid.warp_size) - 1) /
                 static_cast<uint32_t>(grid.warp_size));
-  // Sized to the byte, at a fixed alignment, so that AddressSanitizer sees a write past the end.
-  shared_storage_.assign(grid.shared_bytes + 64, 0);
-  shared_storage_.shrink_to_fit();
-  auto address = reinterpret_cast<uintptr_t>(shared_storage_.data());
-  shared_ = shared_storage_.data() + ((64 - address % 64) % 64);
-  const SharedMemoryGuard guard(shared_storage_.data(), shared_storage_.size(), shared_, grid.shared_bytes);
 
   std::vector<uint32_t> order(grid.blocks * grid.parts);
   std::iota(order.begin(), order.end(), 0u);
@@ -151,17 +174,22 @@ void BlockRunner::run(Kernel kernel, const void* params, const Grid& grid, const
     run_block();
     if (!error_.empty()) throw std::runtime_error(std::exchange(error_, {}));
   }
+  finished_.acquire();
 }
 
 void BlockRunner::run_block() {
+  stacks_.reserve(grid_.threads);
+  shared_pages_.reserve(grid_.shared_bytes + kRedZone);
+  shared_ = shared_pages_.base();
+  // For AddressSanitizer shared memory ends at the byte that the launch asked for.
+  const SharedMemoryGuard guard(shared_, shared_pages_.bytes(), shared_, grid_.shared_bytes);
   if (grid_.shared_bytes > 0) std::memset(shared_, kSharedGarbage, grid_.shared_bytes);
   const auto warp_size = static_cast<uint32_t>(grid_.warp_size);
   for (uint32_t w = 0; w < warps_.size(); ++w) {
     const int lanes = static_cast<int>(std::min(warp_size, grid_.threads - w * warp_size));
-    warps_[w] = Warp{{}, 0, 0, lanes, lanes};
+    warps_[w] = Warp{{}, {}, 0, 0, lanes, lanes};
   }
-  ready_.clear();
-  ready_head_ = 0;
+  ready_head_ = ready_count_ = 0;
   live_ = grid_.threads;
   at_barrier_ = 0;
   for (uint32_t t = 0; t < grid_.threads; ++t) {
@@ -170,6 +198,7 @@ void BlockRunner::run_block() {
     fibers_[t].sanitizer.create(stacks_.stack(t), stacks_.stack_bytes());
     make_ready(t);
   }
+  started_.release();
   running = this;
   current_ = take_ready();
   scheduler_sanitizer_.before_switch(fibers_[current_].sanitizer);
@@ -177,12 +206,18 @@ void BlockRunner::run_block() {
   scheduler_sanitizer_.after_switch();
   running = nullptr;
   for (Fiber& fiber : fibers_) fiber.sanitizer.destroy();
+  if (!kBlocksShareMemory) {
+    stacks_.release();
+    shared_pages_.release();
+  }
 }
 
 void BlockRunner::fiber_entry() {
   BlockRunner* runner = running;
   runner->fibers_[runner->current_].sanitizer.after_switch();
+  runner->started_.acquire();
   runner->kernel_(runner->params_);
+  runner->finished_.release();
   runner->leave();
 }
 
@@ -217,12 +252,29 @@ void BlockRunner::block_barrier(Place place) {
          " threads have left the kernel");
   fibers_[current_].place = place;
   fibers_[current_].wait = Wait::kBlock;
+  SyncPoint& barrier = block_barriers_[block_parity_];
+  barrier.release();
   ++at_barrier_;
   if (at_barrier_ == live_) release_block();
   resume_next();
+  barrier.acquire();
 }
 
-const uint64_t* BlockRunner::warp_exchange(uint64_t value, Place place) {
+void BlockRunner::warp_barrier(Place place) {
+  Warp& warp = warps_[warp_of(current_)];
+  SyncPoint& barrier = warp.barriers[warp.parity];
+  barrier.release();
+  meet_warp(0, place);
+  barrier.acquire();
+}
+
+uint64_t BlockRunner::warp_sum(uint64_t value, int lanes, Place place) {
+  const uint64_t* const values = warps_[warp_of(current_)].values[meet_warp(value, place)];
+  return std::accumulate(values, values + lanes, uint64_t{0});
+}
+
+// Waits for the other lanes, and says in which set of values theirs are.
+int BlockRunner::meet_warp(uint64_t value, Place place) {
   const uint32_t w = warp_of(current_);
   const uint32_t first = w * static_cast<uint32_t>(grid_.warp_size);
   Warp& warp = warps_[w];
@@ -238,18 +290,19 @@ const uint64_t* BlockRunner::warp_exchange(uint64_t value, Place place) {
            to_text(other.place));
   }
   const int parity = warp.parity;
-  if (warp.arrived == 0) std::memset(warp.values[parity], 0, sizeof(warp.values[parity]));
+  if (warp.arrived == 0) std::fill_n(warp.values[parity], kMaxWarpSize, 0);
   warp.values[parity][current_ - first] = value;
   fibers_[current_].place = place;
   fibers_[current_].wait = Wait::kWarp;
   ++warp.arrived;
   if (warp.arrived == warp.live) release_warp(w);
   resume_next();
-  return warp.values[parity];
+  return parity;
 }
 
 void BlockRunner::release_block() {
   at_barrier_ = 0;
+  block_parity_ ^= 1;
   for (uint32_t t = 0; t < grid_.threads; ++t)
     if (fibers_[t].wait == Wait::kBlock) make_ready(t);
 }
@@ -264,20 +317,16 @@ void BlockRunner::release_warp(uint32_t w) {
 }
 
 uint32_t BlockRunner::take_ready() {
-  if (schedule_.seed) {
-    const size_t pick = ready_head_ + random_() % (ready_.size() - ready_head_);
-    std::swap(ready_[ready_head_], ready_[pick]);
-  }
-  const uint32_t next = ready_[ready_head_++];
-  if (ready_head_ == ready_.size()) {
-    ready_.clear();
-    ready_head_ = 0;
-  }
+  uint32_t& first = ready_[ready_head_];
+  if (schedule_.seed) std::swap(first, ready_[(ready_head_ + random_() % ready_count_) % grid_.threads]);
+  const uint32_t next = first;
+  ready_head_ = (ready_head_ + 1) % grid_.threads;
+  --ready_count_;
   return next;
 }
 
 void BlockRunner::resume_next() {
-  if (ready_head_ == ready_.size()) {
+  if (ready_count_ == 0) {
     if (live_ > 0) {
       std::string message = "deadlock: no thread can go on";
       for (uint32_t t = 0; t < grid_.threads; ++t) {
@@ -326,6 +375,7 @@ uint32_t block_size() { return running->grid().threads; }
 uint32_t grid_size() { return running->grid().blocks; }
 unsigned char* shared_memory() { return running->shared(); }
 void block_barrier(Place place) { running->block_barrier(place); }
-const uint64_t* warp_exchange(uint64_t value, Place place) { return running->warp_exchange(value, place); }
+uint64_t warp_sum(uint64_t value, int lanes, Place place) { return running->warp_sum(value, lanes, place); }
+void warp_barrier(Place place) { running->warp_barrier(place); }
 
 }  // namespace hisparse::cpu

@@ -40,8 +40,9 @@ uint32_t grid_size();
 unsigned char* shared_memory();
 void block_barrier(Place place);
 
-// Rendezvous of the calling thread's warp: returns the values that all its lanes brought (0 for lanes that
-// left).
-const uint64_t* warp_exchange(uint64_t value, Place place);
+// Rendezvous of the calling thread's warp. warp_sum returns the sum of the values that its first `lanes`
+// lanes brought (0 for lanes that left), and orders no other memory access; warp_barrier does.
+uint64_t warp_sum(uint64_t value, int lanes, Place place);
+void warp_barrier(Place place);
 
 }  // namespace hisparse::cpu

@@ -30,22 +30,16 @@ inline void block_barrier(const char* file = __builtin_FILE(), int line = __buil
 }
 
 inline void warp_barrier(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  cpu::warp_exchange(0, {file, line});
+  cpu::warp_barrier({file, line});
 }
 
 inline uint32_t warp_inclusive_sum(uint32_t value, const char* file = __builtin_FILE(),
                                    int line = __builtin_LINE()) {
-  const uint64_t* values = cpu::warp_exchange(value, {file, line});
-  uint32_t sum = 0;
-  for (int lane = 0; lane <= thread_index() % kWarpSize; ++lane) sum += static_cast<uint32_t>(values[lane]);
-  return sum;
+  return static_cast<uint32_t>(cpu::warp_sum(value, thread_index() % kWarpSize + 1, {file, line}));
 }
 
 inline uint32_t warp_sum(uint32_t value, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  const uint64_t* values = cpu::warp_exchange(value, {file, line});
-  uint32_t sum = 0;
-  for (int lane = 0; lane < kWarpSize; ++lane) sum += static_cast<uint32_t>(values[lane]);
-  return sum;
+  return static_cast<uint32_t>(cpu::warp_sum(value, kWarpSize, {file, line}));
 }
 
 inline bool warp_any(bool value, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
@@ -104,8 +98,10 @@ inline void device_min(uint64_t* address, uint64_t value) {
          !__atomic_compare_exchange_n(address, &seen, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
   }
 }
+// Orders what a GPU orders by waiting for loads before an arrival (see the swap-in), so that ThreadSanitizer
+// knows.
 inline uint32_t device_fetch_add(uint32_t* address, uint32_t value) {
-  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
 }
 
 template <int kBytes>

@@ -1,4 +1,5 @@
-// Tells AddressSanitizer which stack runs. Without it, nothing.
+// Tells AddressSanitizer which stack runs, and ThreadSanitizer which thread, and what orders its accesses.
+// Without them, nothing.
 #pragma once
 
 #include <cstddef>
@@ -6,9 +7,38 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+#elif defined(HISPARSE_THREAD_SANITIZER)
+#include <sanitizer/tsan_interface.h>
 #endif
 
 namespace hisparse::cpu {
+
+#if defined(HISPARSE_THREAD_SANITIZER)
+
+// Whoever releases a point comes before all who acquire it later.
+class SyncPoint {
+ public:
+  void release() { __tsan_release(&address_); }
+  void acquire() { __tsan_acquire(&address_); }
+
+ private:
+  char address_ = 0;
+};
+
+// Blocks run one after another here, but at once on a GPU: memory that they have in common would look like a
+// race.
+inline constexpr bool kBlocksShareMemory = false;
+
+#else
+
+struct SyncPoint {
+  void release() {}
+  void acquire() {}
+};
+
+inline constexpr bool kBlocksShareMemory = true;
+
+#endif
 
 #if defined(__SANITIZE_ADDRESS__)
 
@@ -61,6 +91,31 @@ class SharedMemoryGuard {
  private:
   unsigned char* storage_;
   size_t bytes_;
+};
+
+#elif defined(HISPARSE_THREAD_SANITIZER)
+
+inline constexpr size_t kFiberStackBytes = 512 * 1024;  // it writes its reports on the stack of the thread
+
+// Each thread of a block is one to ThreadSanitizer too. A switch orders nothing: only sync points do.
+class SanitizerFiber {
+ public:
+  void create(const unsigned char*, size_t) { fiber_ = __tsan_create_fiber(0); }
+  void destroy() { __tsan_destroy_fiber(fiber_); }
+  void before_switch(SanitizerFiber& next) {
+    // Nobody created the scheduler.
+    if (fiber_ == nullptr) fiber_ = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(next.fiber_, __tsan_switch_to_fiber_no_sync);
+  }
+  void before_last_switch(SanitizerFiber& next) { before_switch(next); }
+  void after_switch() {}
+
+ private:
+  void* fiber_ = nullptr;
+};
+
+struct SharedMemoryGuard {
+  SharedMemoryGuard(unsigned char*, size_t, unsigned char*, size_t) {}
 };
 
 #else

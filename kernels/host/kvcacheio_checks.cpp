@@ -83,7 +83,8 @@ void check_end(const Checker& check, PoolLayout layout, const Sizes& sizes, Acce
     row_name = "layout_dim";
   } else if (layout == PoolLayout::kPageHead) {
     if (__builtin_mul_overflow(sizes.page_size, sizes.layout_dim, &row))
-      value_error("page_size", "a page that fits in memory", std::to_string(sizes.page_size));
+      value_error("page_size", text("a page that fits in memory, at layout_dim = ", sizes.layout_dim),
+                  std::to_string(sizes.page_size));
     end.layout = KvLayout::page_head(sizes.item, sizes.layout_dim, sizes.page_size, sizes.head_num);
     tokens_per_row = sizes.page_size;
     row_name = "page_size * layout_dim";
@@ -168,6 +169,8 @@ TransferCall check_transfer(const TransferOp& op, PyObject* const* arguments) {
 uintptr_t get_device_accessible_ptr(PyObject* object, PyObject* device_index) {
   const TensorView tensor("tensor", object);
   const int64_t index = read_integer("device_index", device_index, 0, std::numeric_limits<int32_t>::max());
+  if (tensor.data<void>() == nullptr && tensor.bytes() > 0)
+    value_error("tensor", "a tensor with storage", "one whose storage is missing or freed");
   if (tensor.on_gpu()) {
     if (tensor.device().index != index) {
       value_error("tensor", text("memory that device ", index, " can reach"),
