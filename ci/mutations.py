@@ -54,8 +54,8 @@ class Copy:
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess:
         toolchains = os.environ.get("HISPARSE_TOOLCHAINS") or str(ROOT / ".toolchains")
         environment = {**os.environ, "HISPARSE_TOOLCHAINS": toolchains, "PYTHONDONTWRITEBYTECODE": "1", **variables}
-        for name in ("PYTHONPATH", "HISPARSE_SANITIZE"):
-            environment.pop(name, None)
+        environment["PYTHONPATH"] = str(self.folder)
+        environment.pop("HISPARSE_SANITIZE", None)
         return subprocess.run(
             command,
             cwd=self.folder,

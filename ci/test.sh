@@ -55,6 +55,10 @@ bash ci/test_wheel.sh dist/universal/*.whl
 
 step "Sanitizers"
 for warp_size in 32 64; do bash ci/sanitize.sh "$warp_size"; done
+SANITIZERS=thread bash ci/sanitize.sh 32
+
+step "Mutations"
+.venv/bin/python ci/mutations.py --quick
 
 step "Tests"
 .venv/bin/python -m pytest -n auto "$@"
