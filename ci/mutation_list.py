@@ -15,7 +15,7 @@ COMMON = "kernels/common/"
 SWAP_IN, WAVE, CHUNK, TILE = (
     COMMON + name for name in ("swap_in.cuh", "copy_wave.cuh", "copy_chunk.cuh", "copy_tile.cuh")
 )
-TRANSFER, LAYOUTS = COMMON + "transfer.cuh", COMMON + "layouts.h"
+TRANSFER, LAYOUTS, ITEM_LAYOUTS = (COMMON + name for name in ("transfer.cuh", "layouts.h", "item_layouts.h"))
 HIP, CUDA = "kernels/hip/primitives.h", "kernels/cuda/primitives.cuh"
 
 # What has to notice: test files, the likeliest first, or an architecture whose code breaks a rule of the ISA gate.
@@ -102,22 +102,15 @@ BY_HAND = [
     Mutation(
         "device loc past the pool written",
         SWAP_IN,
-        "from != nullptr && device_loc < device_rows",
-        "from != nullptr",
+        "host_loc >= 0 && device_loc < p.device_buffer.rows",
+        "host_loc >= 0",
         SAFETY_TESTS,
     ),
     Mutation(
-        "device offset of 32 bits",
-        SWAP_IN,
-        "static_cast<uint64_t>(device_loc) * item_bytes",
-        "device_loc * item_bytes",
-        LARGE_POOL_TESTS,
-    ),
-    Mutation(
-        "host offset of 32 bits",
-        SWAP_IN,
-        "p_.host_cache.base + from * p_.copy.item_bytes",
-        "p_.host_cache.base + static_cast<int32_t>(from * p_.copy.item_bytes)",
+        "item offset of 32 bits",
+        ITEM_LAYOUTS,
+        "static_cast<uint64_t>(loc) * item_bytes",
+        "static_cast<uint32_t>(loc) * item_bytes",
         LARGE_POOL_TESTS,
     ),
     Mutation("skip_io copies", SWAP_IN, "all_misses > 0 && !p_.skip_io", "all_misses > 0"),
@@ -205,13 +198,6 @@ BY_HAND = [
         "src < 0 || src >= p.src.rows",
         "src >= p.src.rows",
         COPY_TESTS,
-    ),
-    Mutation(
-        "copy_items: offset of 32 bits",
-        COMMON + "copy_items.cuh",
-        "src * int64_t{p.copy.item_bytes}",
-        "static_cast<int32_t>(src * p.copy.item_bytes)",
-        LARGE_POOL_TESTS,
     ),
     # How transfers find their bytes.
     Mutation(
