@@ -69,11 +69,12 @@ void warp_barrier_does_not_order_what_follows(Params& params) {
 }
 
 void atomics_need_no_order(Params& params) {
-  if (thread_index() == 0) shared()[0] = kThreads;
+  uint32_t* const counter = reinterpret_cast<uint32_t*>(shared());
+  if (thread_index() == 0) *counter = 0;
   block_barrier();
-  shared_min(shared(), thread_index());
+  device_fetch_add(counter, 1);
   block_barrier();
-  *own_word(params) = shared()[0];
+  *own_word(params) = static_cast<int32_t>(*counter);
 }
 
 void arrival_orders_blocks(Params& params) {

@@ -204,6 +204,36 @@ def test_wrong_tensors(op, name):
     sweep(op, name, wrong_tensors)
 
 
+def calls_for_a_gpu() -> Iterator[tuple[str, str]]:
+    for op, name in ARGUMENTS:
+        arrays = [value for value in RIGHT_CALLS[op]().values() if isinstance(value, (np.ndarray, list))]
+        on_device = all(isinstance(value, np.ndarray) and value.dtype != np.uint64 for value in arrays)
+        if on_device and op != "get_device_accessible_ptr" and isinstance(RIGHT_CALLS[op]()[name], np.ndarray):
+            yield op, name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("op", "name"), calls_for_a_gpu())
+def test_memory_that_the_gpu_does_not_reach(op, name):
+    """One argument is an array of NumPy, a pageable tensor on the CPU, freed, or meta; the others are right."""
+    if op == "transfer_embedding_ranges_direct":
+        pytest.skip("of its two tensors either may be on the host")
+    right = RIGHT_CALLS[op]()
+    tensors = {key: torch.from_numpy(value) for key, value in right.items() if isinstance(value, np.ndarray)}
+    placed = Arguments(right)
+    for key, tensor in tensors.items():
+        placed[key] = tensor.pin_memory() if is_pool(key) and key.startswith(("src", "host")) else tensor.cuda()
+    public_ops()[op](**placed)
+    before = {key: placed[key].clone() for key in tensors}
+    placed.pools = []
+    gone = placed[name].clone()
+    gone.untyped_storage().resize_(0)
+    for wrong in (right[name], tensors[name], gone, placed[name].to("meta")):
+        refuse(op, name, placed, wrong)
+    torch.cuda.synchronize()
+    assert all(torch.equal(placed[key], value) for key, value in before.items())
+
+
 def test_every_argument_of_every_op_is_swept():
     expected = [(op, name) for op, function in public_ops().items() for name in inspect.signature(function).parameters]
     assert sorted(ARGUMENTS) == sorted(expected)
