@@ -67,7 +67,7 @@ class Copy:
         )
 
     def build(self, arch: str = "") -> None:
-        variables = {"HISPARSE_TARGETS": "cpu", "MAX_JOBS": "2"}
+        variables = {"HISPARSE_TARGETS": "cpu", "MAX_JOBS": "2", "CXXFLAGS": "-O1"}  # a third of the time of -O3
         if arch.startswith("gfx"):
             variables |= {"HISPARSE_TARGETS": "cpu;rocm", "PYTORCH_ROCM_ARCH": arch}
         elif arch:
