@@ -79,14 +79,14 @@ BY_HAND = [
     Mutation(
         "LRU: last slot not written",
         SWAP_IN,
-        "if (i + j < recent.end) row[position]",
-        "if (i + j < recent.end - 1) row[position]",
+        "i + j < recent.end) row[position]",
+        "i + j < recent.end - 1) row[position]",
     ),
     Mutation(
         "slot of a broken LRU row not bounded",
         SWAP_IN,
-        "four.slot[j] = min_of(four.slot[j], slots - 1)",
-        "",
+        "min_of_halves(both, no_slot | no_slot << 16)",
+        "both",
         SAFETY_TESTS,
     ),
     Mutation(
@@ -133,9 +133,9 @@ BY_HAND = [
     Mutation("scan: totals by lane 31", COMMON + "block_scan.cuh", "lane == kWarpSize - 1", "lane == 31"),
     Mutation(
         "four at once past the row",
-        COMMON + "four.cuh",
-        "if (aligned && first + 4 <= end)",
-        "if (aligned && first < end)",
+        "kernels/host/launcher.cpp",
+        "params.hot_buffer_size % 4 == 0 &&",
+        "",
     ),
     # How items are copied.
     Mutation(
@@ -248,8 +248,8 @@ BY_HAND = [
     Mutation(
         "aligned rows by the address alone",
         "kernels/host/launcher.cpp",
-        "% (4 * sizeof(T)) == 0 && stride % 4 == 0",
-        "% (4 * sizeof(T)) == 0",
+        "% (count * sizeof(T)) == 0 && stride % count == 0",
+        "% (count * sizeof(T)) == 0",
         SWAP_IN_TESTS,
     ),
     Mutation(

@@ -111,7 +111,10 @@ class Copy:
         """The tree itself passes what the mistakes are to fail."""
         for arch in sorted({mutation.arch for mutation in chosen}):
             files = tuple(sorted({name for m in chosen if m.arch == arch for name in m.tests}))
-            self.build(arch)
+            try:
+                self.build(arch)
+            except RuntimeError as error:
+                raise SystemExit(f"the tree itself {error}") from error
             noticed_by, log = self.test(Mutation("none", "", "", "", files, arch, "broken rules"))
             if noticed_by or "passed" not in log:
                 raise SystemExit(f"the tree itself fails, by {noticed_by or 'itself'}:\n{log[-3000:]}")
