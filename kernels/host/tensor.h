@@ -13,8 +13,8 @@
 
 namespace hisparse::host {
 
-// Thrown for a tensor of a type that decides itself what an op does with it (torch's __torch_dispatch__), such as the
-// tensors without memory that torch.export traces with.
+// Thrown for a tensor of a type that decides itself what an op does with it (torch's __torch_dispatch__),
+// such as the tensors without memory that torch.export traces with.
 struct DispatchedTensor {};
 
 // A view of the memory behind a Python object. It borrows from the object, which has to outlive it.
