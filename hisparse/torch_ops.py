@@ -40,33 +40,46 @@ import hisparse
 
 from . import _C, kvcacheio
 
+_SWAP_IN = ("device_buffer_tokens", "device_buffer", "top_k_device_locs", "lru_slots")
+_PLAN = ("miss_src", "miss_dst", "miss_count")
+
 # What each op writes.
-WRITES: dict[Callable[..., Any], tuple[str, ...]] = {
-    hisparse.copy_items: ("dst",),
-    hisparse.load_cache_to_device_buffer_mla: (
+_WRITES: dict[str, tuple[str, ...]] = {
+    "copy_items": ("dst",),
+    "load_cache_to_device_buffer_mla": _SWAP_IN + _PLAN,
+    "load_cache_to_device_buffer_dsv4_mla": _SWAP_IN + _PLAN,
+    "load_blocks_to_device_buffer_mha": (
         "device_buffer_tokens",
-        "device_buffer",
+        "device_buffer_k",
+        "device_buffer_v",
         "top_k_device_locs",
         "lru_slots",
-        "miss_src",
-        "miss_dst",
-        "miss_count",
     ),
-    kvcacheio.transfer_kv_per_layer: ("dst_k", "dst_v"),
-    kvcacheio.transfer_kv_per_layer_pf_lf: ("dst_k", "dst_v"),
-    kvcacheio.transfer_kv_per_layer_ph_lf: ("dst_k", "dst_v"),
-    kvcacheio.transfer_kv_all_layer: ("dst_k_layers", "dst_v_layers"),
-    kvcacheio.transfer_kv_all_layer_lf_pf: ("dst_k", "dst_v"),
-    kvcacheio.transfer_kv_all_layer_lf_ph: ("dst_k", "dst_v"),
-    kvcacheio.transfer_kv_per_layer_mla: ("dst",),
-    kvcacheio.transfer_kv_per_layer_mla_pf_lf: ("dst",),
-    kvcacheio.transfer_kv_all_layer_mla: ("dst_layers",),
-    kvcacheio.transfer_kv_all_layer_mla_lf_pf: ("dst",),
-    kvcacheio.transfer_kv_direct: ("dst_layers",),
-    kvcacheio.transfer_kv_per_layer_direct_pf_lf: ("dst_ptrs",),
-    kvcacheio.transfer_kv_all_layer_direct_lf_pf: ("dst_ptrs",),
-    kvcacheio.transfer_embedding_ranges_direct: ("dst",),
-    kvcacheio.copy_all_layer_kv_cache_cpu: ("data_ptrs",),
+    "copy_cache_planned_mla": ("device_buffer",),
+    "transfer_cache_dsv4_mla": ("dst_ptrs",),
+    "translate_padded_hisparse_locations": (),
+    "transfer_kv_per_layer": ("dst_k", "dst_v"),
+    "transfer_kv_per_layer_pf_lf": ("dst_k", "dst_v"),
+    "transfer_kv_per_layer_ph_lf": ("dst_k", "dst_v"),
+    "transfer_kv_all_layer": ("dst_k_layers", "dst_v_layers"),
+    "transfer_kv_all_layer_lf_pf": ("dst_k", "dst_v"),
+    "transfer_kv_all_layer_lf_ph": ("dst_k", "dst_v"),
+    "transfer_kv_per_layer_mla": ("dst",),
+    "transfer_kv_per_layer_mla_pf_lf": ("dst",),
+    "transfer_kv_all_layer_mla": ("dst_layers",),
+    "transfer_kv_all_layer_mla_lf_pf": ("dst",),
+    "transfer_kv_direct": ("dst_layers",),
+    "transfer_kv_per_layer_direct_pf_lf": ("dst_ptrs",),
+    "transfer_kv_all_layer_direct_lf_pf": ("dst_ptrs",),
+    "transfer_embedding_ranges_direct": ("dst",),
+    "copy_all_layer_kv_cache_cpu": ("data_ptrs",),
+}
+# The functions of the operators, with what they write.
+WRITES: dict[Callable[..., Any], tuple[str, ...]] = {
+    getattr(module, name): writes
+    for name, writes in _WRITES.items()
+    for module in (hisparse, kvcacheio)
+    if hasattr(module, name)
 }
 
 # Annotation of a function's parameter: type in the schema, with the place of the mark of what is written.
@@ -78,42 +91,53 @@ _TYPES = {
     "int": "SymInt",
     "int | None": "SymInt?",
     "bool": "bool",
+    "None": "()",
 }
 
 _library = torch.library.Library("hisparse", "DEF")
-_dispatchers: dict[str, Callable[..., None]] = {}
+_dispatchers: dict[str, Callable[..., Any]] = {}
 
 
 def schema(function: Callable[..., Any], writes: tuple[str, ...]) -> str:
     """The operator's schema, from the function's signature."""
+    signature = inspect.signature(function)
     parts = []
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in signature.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
             parts.append("*")
         mark = f"(a{writes.index(parameter.name)}!)" if parameter.name in writes else ""
         part = f"{_TYPES[parameter.annotation].format(mark)} {parameter.name}"
         parts.append(part if parameter.default is parameter.empty else f"{part}={parameter.default}")
-    return f"{function.__name__}({', '.join(parts)}) -> ()"
+    returned = _TYPES[signature.return_annotation].format("")
+    return f"{function.__name__}({', '.join(parts)}) -> {returned}"
 
 
-def dispatch(name: str, *arguments: Any) -> None:
+def dispatch(name: str, *arguments: Any) -> Any:
     """Calls the operator with the arguments of the extension's function of that name.
 
     The extension does so itself where an argument is of a tensor type with a ``__torch_dispatch__`` of its own.
     """
-    _dispatchers[name](*arguments)
+    return _dispatchers[name](*arguments)
 
 
-def _fake(function: Callable[..., Any], writes: tuple[str, ...]) -> Callable[..., None]:
+def _fake(function: Callable[..., Any], writes: tuple[str, ...]) -> Callable[..., Any]:
     signature = inspect.signature(function)
 
-    def fake(*arguments: Any, **options: Any) -> None:
+    def fake(*arguments: Any, **options: Any) -> Any:
         given = signature.bind(*arguments, **options).arguments
         for name in writes:
             tensors = given.get(name)
             for tensor in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
                 if tensor is not None:
                     _fix_offset(name, tensor)
+        if signature.return_annotation == "Tensor":  # the one op that makes a tensor: locations through a mapping
+            mapping, locations = given["mapping"], given["locations"]
+            return torch.empty_like(
+                locations,
+                dtype=torch.promote_types(mapping.dtype, locations.dtype),
+                memory_format=torch.contiguous_format,
+            )
+        return None
 
     return fake
 
@@ -148,11 +172,12 @@ def _register(function: Callable[..., Any], writes: tuple[str, ...]) -> None:
     keywords = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     positional = len(parameters) - len(keywords)
 
-    def call(*arguments: Any, **options: Any) -> None:
-        operator(*arguments, **options)
+    def call(*arguments: Any, **options: Any) -> Any:
+        return operator(*arguments, **options)
 
-    def call_positionally(*arguments: Any) -> None:
-        operator(*arguments[:positional], **dict(zip(keywords, arguments[positional:], strict=True)))
+    def call_positionally(*arguments: Any) -> Any:
+        # What the extension takes beyond the function's arguments is between the two.
+        return operator(*arguments[:positional], **dict(zip(keywords, arguments[positional:], strict=False)))
 
     # torch.compile puts these in the place of the functions; that of the extension is what a copy of ours ends at.
     torch.compiler.substitute_in_graph(function, skip_signature_check=True)(call)

@@ -35,9 +35,15 @@ class Sample:
         return {name: self.place.fetch(raw).tobytes() for name, raw in self.raws.items()}
 
 
-def _swap_in(rng, place) -> Sample:
+def _swap_in_case(rng, **others) -> swap_in_cases.SwapInCase:
     rows = [swap_in_cases.random_row(rng, length, 8, 16) for length in (60, 45, 9)]
-    case = swap_in_cases.make_case(rng, rows, num_top_k=8, hot_buffer_size=16, num_real_reqs=3)
+    return swap_in_cases.make_case(
+        rng, rows, num_top_k=8, hot_buffer_size=16, num_real_reqs=3, stale_host_locs=False, **others
+    )
+
+
+def _swap_in(rng, place) -> Sample:
+    case = _swap_in_case(rng)
     return Sample(place, hisparse.load_cache_to_device_buffer_mla, case.arrays, case.sizes)
 
 
@@ -98,17 +104,83 @@ def _layer_copy(rng, place) -> Sample:
     return sample
 
 
+PAGE_BYTES = 37_440  # of 64 DeepSeek-V4 tokens
+
+
+def _swap_in_pages(rng, place) -> Sample:
+    sample = _swap_in_case(rng, item_size_bytes=584)
+    for pool in ("host_cache", "device_buffer"):
+        sample.arrays[pool] = Guarded.random(rng, np.uint8, (-(-len(sample[pool]) // 64), PAGE_BYTES))
+    return Sample(place, hisparse.load_cache_to_device_buffer_dsv4_mla, sample.arrays, sample.sizes)
+
+
+def _swap_in_blocks(rng, place) -> Sample:
+    case = _swap_in_case(rng, plan=False)
+    arrays, sizes = dict(case.arrays), dict(case.sizes)
+    arrays["top_k_blocks"] = Guarded.of(rng, rng.permutation(14)[:6].reshape(3, 2), np.int32)
+    for pool in ("host_cache", "device_buffer"):
+        arrays[f"{pool}_k"] = arrays.pop(pool)
+        arrays[f"{pool}_v"] = Guarded.random(rng, np.uint8, arrays[f"{pool}_k"].shape)
+    del arrays["top_k_tokens"], sizes["num_top_k"]
+    return Sample(place, hisparse.load_blocks_to_device_buffer_mha, arrays, {**sizes, "sparse_block_size": 4})
+
+
+def _planned_copy(rng, place) -> Sample:
+    arrays = {
+        "miss_src": Guarded.of(rng, rng.permutation(12).reshape(2, 6), np.int64),
+        "miss_dst": Guarded.of(rng, rng.permutation(12).reshape(2, 6), np.int32),
+        "miss_count": Guarded.of(rng, [3, 5], np.int32),
+        "num_real_reqs": Guarded.of(rng, [2], np.int32),
+        "host_cache": Guarded.random(rng, np.uint8, (12, 20)),
+        "device_buffer": Guarded.random(rng, np.uint8, (12, 20)),
+    }
+    return Sample(place, hisparse.copy_cache_planned_mla, arrays, {"item_size_bytes": 20, "num_blocks": 2})
+
+
+def _page_transfer(rng, place) -> Sample:
+    sample = Sample(place, hisparse.transfer_cache_dsv4_mla, {}, {})
+    arrays = {
+        "src_indices": Guarded.of(rng, [3, -1, 70, 127], np.int64),
+        "dst_indices": Guarded.of(rng, [64, 5, 0, 1], np.int64),
+    }
+    for side in ("src", "dst"):
+        pools = [sample._put(f"{side}[{n}]", Guarded.random(rng, np.uint8, (2, PAGE_BYTES))) for n in range(2)]
+        addresses = [kvcacheio_cases.address_of(pool, place) for pool in pools]
+        arrays[f"{side}_ptrs"] = Guarded.of(rng, addresses, np.uint64)
+    sample.arguments = {name: sample._put(name, array) for name, array in arrays.items()}
+    return sample
+
+
+def _translation(rng, place) -> Sample:
+    arrays = {
+        "mapping": Guarded.of(rng, rng.permutation(9), np.int64),
+        "locations": Guarded.of(rng, [4, -1, 0, 8, -7], np.int32),
+    }
+    return Sample(place, hisparse.translate_padded_hisparse_locations, arrays, {})
+
+
 DIRECT_OPS = ("transfer_kv_direct", "transfer_kv_per_layer_direct_pf_lf", "transfer_kv_all_layer_direct_lf_pf")
 MAKERS: dict[str, Callable[[np.random.Generator, Any], Sample]] = {
     "load_cache_to_device_buffer_mla": _swap_in,
+    "load_cache_to_device_buffer_dsv4_mla": _swap_in_pages,
+    "load_blocks_to_device_buffer_mha": _swap_in_blocks,
+    "copy_cache_planned_mla": _planned_copy,
+    "transfer_cache_dsv4_mla": _page_transfer,
+    "translate_padded_hisparse_locations": _translation,
     "copy_items": _copy_items,
     **{name: _transfer(name) for name in kvcacheio_cases.OPS},
     **{name: _pages(name) for name in DIRECT_OPS},
     "transfer_embedding_ranges_direct": _embedding_ranges,
     "copy_all_layer_kv_cache_cpu": _layer_copy,
 }
+MAKERS = {name: make for name, make in MAKERS.items() if hasattr(hisparse, name) or hasattr(kvcacheio, name)}
 # Where a table of addresses stands for what is written.
-BY_TABLE = ("transfer_kv_all_layer", "transfer_kv_all_layer_mla", "copy_all_layer_kv_cache_cpu")
+BY_TABLE = (
+    "transfer_kv_all_layer",
+    "transfer_kv_all_layer_mla",
+    "transfer_cache_dsv4_mla",
+    "copy_all_layer_kv_cache_cpu",
+)
 
 
 def make_sample(name: str, place, seed: int = 5) -> Sample:

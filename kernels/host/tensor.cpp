@@ -82,7 +82,9 @@ std::string tuple_text(const int64_t* values, int count) {
 
 TensorView::TensorView(const char* argument, py::handle object) : argument_(argument), object_(object.ptr()) {
   const TypeReader reader = reader_of(Py_TYPE(object_));
-  if (reader.dispatches) throw DispatchedTensor();
+  if (reader.dispatches) {
+    throw DispatchedTensor(text(argument, ": expected a tensor with memory, got ", type_name(object)));
+  }
   api_ = reader.api;
   std::string why;
   try {

@@ -13,9 +13,11 @@
 
 namespace hisparse::host {
 
-// Thrown for a tensor of a type that decides itself what an op does with it (torch's __torch_dispatch__),
+// A TypeError for a tensor of a type that decides itself what an op does with it, by a __torch_dispatch__:
 // such as the tensors without memory that torch.export traces with.
-struct DispatchedTensor {};
+class DispatchedTensor : public pybind11::type_error {
+  using pybind11::type_error::type_error;
+};
 
 // A view of the memory behind a Python object. It borrows from the object, which has to outlive it.
 class TensorView {
