@@ -16,6 +16,8 @@ import reference
 
 torch = pytest.importorskip("torch")
 import sglang_release  # noqa: E402
+import torch_op_cases  # noqa: E402
+from places import make_place  # noqa: E402
 from sglang_release import (  # noqa: E402
     COORDINATOR,
     FOLDER,
@@ -44,7 +46,9 @@ KVCACHEIO = "sgl_kernel.kvcacheio"
 
 
 @pytest.fixture
-def release(tmp_path):
+def release(tmp_path, monkeypatch):
+    if torch.version.cuda and "cuda" not in hisparse.build_info()["targets"]:
+        monkeypatch.setattr(torch.version, "cuda", None)  # the tests of targets are apart
     write_kernel_package(tmp_path, "0.4.10")
     with beside(tmp_path):
         yield tmp_path
@@ -140,6 +144,71 @@ def test_decode_steps_of_the_coordinator(release, rng):
             for row, count in enumerate(expected["miss_count"][: state.num_real_reqs[0]]):
                 for name in ("miss_src", "miss_dst"):
                     assert np.array_equal(theirs[name][row, :count].numpy(), expected[name][row, :count])
+
+
+def needs(name: str):
+    return pytest.mark.skipif(not hasattr(hisparse, name), reason=f"hisparse has no {name}")
+
+
+@needs("copy_cache_planned_mla")
+def test_planned_copies_of_the_coordinator(release, rng):
+    """The anchor layer's swap-in records its plan; another layer's copy replays it."""
+    (coordinator,) = imported(COORDINATOR)
+    sglang.install()
+    state, batch = decode_state(rng), 4
+    state._prefetch_copy_blocks, state.num_real_reqs[0] = 4, batch - 1
+    rids, lengths = torch.from_numpy(rng.permutation(5)[:batch]), torch.full((batch,), 150)
+    top_k = torch.from_numpy(np.stack([rng.permutation(149)[: state.top_k] for _ in range(batch)]).astype(np.int32))
+    before = state.mem_pool_device.kv_buffer[1].clone()
+    coordinator.HiSparseCoordinator._run_swap_in_kernel(state, rids, lengths, top_k, 0, True)
+    coordinator.HiSparseCoordinator._run_copy_only_kernel(state, batch, 1)
+    for row in range(batch - 1):
+        src, dst = state._miss_src[row, : state.top_k].long(), state._miss_dst[row, : state.top_k].long()
+        assert state._miss_count[row] == state.top_k
+        before[dst] = state.mem_pool_host.kv_buffer[1][src]
+    assert torch.equal(state.mem_pool_device.kv_buffer[1], before)
+
+
+@needs("load_blocks_to_device_buffer_mha")
+def test_blocks_of_the_coordinator(release, rng):
+    """Keys and values of every selected token are where the coordinator's result says."""
+    (coordinator,) = imported(COORDINATOR)
+    sglang.install()
+    state, other = decode_state(rng), decode_state(rng)
+    state.is_m3_hisparse, state.mem_pool_device.start_layer = True, 30
+    state.mem_pool_host.k_buffer, state.mem_pool_host.v_buffer = (s.mem_pool_host.kv_buffer for s in (state, other))
+    pools = [s.mem_pool_device.kv_buffer for s in (state, other)]
+    state.mem_pool_device.get_key_buffer = lambda layer: pools[0][layer - 30]
+    state.mem_pool_device.get_value_buffer = lambda layer: pools[1][layer - 30]
+    rids, lengths = torch.tensor([3, 0]), torch.tensor([149, 149])
+    blocks = torch.tensor([[5, 0, 17, 20], [36, -1, 2, 9]], dtype=torch.int32)
+    state.num_real_reqs[0] = 2
+    locs = coordinator.HiSparseCoordinator.swap_in_selected_blocks(state, rids, lengths, blocks, 31, 4)
+    newest_and_padding = {148, *range(-4, 0)}
+    for row, rid in enumerate(rids.tolist()):
+        tokens = [4 * block + n for block in blocks[row].tolist() for n in range(4)]
+        for token, loc in zip(tokens, locs[row].tolist(), strict=True):
+            if token in newest_and_padding or token > 148:
+                assert (loc >= 0) == (token == 148)
+                continue
+            source = state.req_to_host_pool[rid, token]
+            for pool, host in zip(pools, (state, other), strict=True):
+                assert torch.equal(pool[1][loc], host.mem_pool_host.kv_buffer[1][source])
+
+
+@pytest.mark.parametrize("name", [name for name in torch_op_cases.MAKERS if name != "copy_items"])
+def test_sglangs_names_do_what_ours_do(release, name):
+    module = next(module for module, names in sglang.FUNCTIONS.items() if name in names)
+    (module,) = imported(module)
+    theirs, ours = (torch_op_cases.make_sample(name, make_place("cpu64-wave-torch")) for _ in range(2))
+    upstream = inspect.signature(getattr(module, name)).parameters
+    assert theirs.arguments.keys() <= upstream.keys()
+    assert sglang.install()[name].state == "replaced"
+    got, expected = theirs.call(getattr(module, name)), ours.call(ours.function)
+    assert got is expected is None or torch.equal(got, expected)
+    written, wanted = theirs.fetch(), ours.fetch()
+    for part in written:
+        assert written[part] == wanted[part] or "ptrs" in part or part.endswith(" table"), part
 
 
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct"])

@@ -8,7 +8,7 @@ from typing import Any
 import kvcacheio_cases
 import numpy as np
 import swap_in_cases
-from places import HOST_POOLS, Guarded
+from places import Guarded
 
 import hisparse
 from hisparse import kvcacheio
@@ -186,6 +186,3 @@ BY_TABLE = (
 def make_sample(name: str, place, seed: int = 5) -> Sample:
     """The same bytes at every call, in memory of its own."""
     return MAKERS[name](np.random.default_rng(seed), place)
-
-
-assert HOST_POOLS == ("host_cache", "src")
