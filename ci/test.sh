@@ -26,6 +26,7 @@ torch=$(.venv/bin/python -c 'import json; print(json.load(open("ci/matrix.json")
 
 step "Toolchains"
 .venv/bin/python ci/setup_toolchains.py
+.venv/bin/python ci/setup_sglang.py
 
 step "Build"
 HISPARSE_TARGETS="cpu;cuda;rocm" CXXFLAGS="${CXXFLAGS:-} -Werror" \

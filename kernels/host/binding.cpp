@@ -14,6 +14,7 @@
 #include "host_memory.h"
 #include "kvcacheio_checks.h"
 #include "released_gil.h"
+#include "tensor.h"
 
 namespace py = pybind11;
 
@@ -26,11 +27,15 @@ using Argument = py::handle;  // what it holds is the checks' business
 // The GIL is released even for a GPU: a launch can wait for a driver to load, or for room in a full queue.
 template <auto check, size_t... index>
 void add_op(py::module_& module, const char* name, std::index_sequence<index...>) {
-  module.def(name, [](Argument<index>... arguments) {
+  module.def(name, [name](Argument<index>... arguments) {
     PyObject* const all[] = {arguments.ptr()...};
-    auto call = check(all);
-    const ReleasedGil released;
-    launch(call);
+    try {
+      auto call = check(all);
+      const ReleasedGil released;
+      launch(call);
+    } catch (const DispatchedTensor&) {
+      py::module_::import("hisparse.torch_ops").attr("dispatch")(name, arguments...);
+    }
   });
 }
 

@@ -14,6 +14,7 @@ struct TypeReader {
   const dlpack::ExchangeApi* api = nullptr;
   bool is_torch = false;
   bool is_numpy = false;
+  bool dispatches = false;
 };
 
 const dlpack::ExchangeApi* find_exchange_api(PyTypeObject* type) {
@@ -34,12 +35,20 @@ bool derives_from(PyTypeObject* type, const char* module, const char* name) {
   return PyType_Check(base.ptr()) && PyType_IsSubtype(type, reinterpret_cast<PyTypeObject*>(base.ptr()));
 }
 
+// Whether a subclass of torch.Tensor has a __torch_dispatch__ of its own.
+bool dispatches(PyTypeObject* type) {
+  const char* name = "__torch_dispatch__";
+  const auto own = py::getattr(reinterpret_cast<PyObject*>(type), name, py::none());
+  return !own.is(py::getattr(py::module_::import("torch").attr("Tensor"), name, py::none()));
+}
+
 TypeReader reader_of(PyTypeObject* type) {
   static auto* readers = new std::unordered_map<PyTypeObject*, TypeReader>();
   const auto known = readers->find(type);
   if (known != readers->end()) return known->second;
-  const TypeReader reader{find_exchange_api(type), derives_from(type, "torch", "Tensor"),
-                          derives_from(type, "numpy", "ndarray")};
+  TypeReader reader{find_exchange_api(type), derives_from(type, "torch", "Tensor"),
+                    derives_from(type, "numpy", "ndarray")};
+  reader.dispatches = reader.is_torch && dispatches(type);
   if (reader.api != nullptr || reader.is_torch || reader.is_numpy) {
     Py_INCREF(type);  // so that the address stays this type's
     readers->emplace(type, reader);
@@ -80,6 +89,9 @@ bool torch_is_for_rocm() {
 
 TensorView::TensorView(const char* argument, py::handle object) : argument_(argument), object_(object.ptr()) {
   const TypeReader reader = reader_of(Py_TYPE(object_));
+  if (reader.dispatches) {
+    throw DispatchedTensor(text(argument, ": expected a tensor with memory, got ", type_name(object)));
+  }
   api_ = reader.api;
   std::string why;
   try {

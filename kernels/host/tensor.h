@@ -13,11 +13,17 @@
 
 namespace hisparse::host {
 
+// A TypeError for a tensor of a type that decides itself what an op does with it, by a __torch_dispatch__:
+// such as the tensors without memory that torch.export traces with.
+class DispatchedTensor : public pybind11::type_error {
+  using pybind11::type_error::type_error;
+};
+
 // A view of the memory behind a Python object. It borrows from the object, which has to outlive it.
 class TensorView {
  public:
   TensorView() = default;
-  // TypeError, naming `argument`, for anything that is no dense tensor or array.
+  // TypeError, naming `argument`, for anything that is no dense tensor or array; else DispatchedTensor.
   TensorView(const char* argument, pybind11::handle object);
   // As above, but empty for None.
   static TensorView optional(const char* argument, pybind11::handle object);

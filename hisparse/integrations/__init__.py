@@ -1,0 +1,1 @@
+"""hisparse inside serving frameworks: one module per framework."""
