@@ -1,8 +1,9 @@
 """`hisparse demo`: sparse attention over a KV cache that lives in host memory, on real text, checked byte for byte.
 
-A batch of requests decodes the shipped play word by word out of a `hisparse.HotBufferCache`. In every step each request picks the `top_k` positions with
-the highest scores q.k, the op swaps their items into the request's hot buffer, and attention runs over the device slots
-that it names. The same attention over a full cache, at the same positions in the same order, has to give the same bits.
+A batch of requests decodes the shipped play word by word, out of a `hisparse.HotBufferCache`. In every step each
+request picks the `top_k` positions with the highest scores q.k, the op swaps their items into the request's hot buffer,
+and attention runs over the device slots that it names. The same attention over a full cache, at the same positions in
+the same order, has to give the same bits.
 """
 
 from __future__ import annotations
@@ -98,9 +99,13 @@ class Report:
         }
 
 
-def decode(settings: Settings, arrays: Arrays) -> Report:
+def decode(settings: Settings, arrays: Arrays, text: str | None = None) -> Report:
+    """Decodes a text, or the shipped play; ValueError where it has too few words for the steps."""
     started = time.perf_counter()
-    words = Words.of(load_text())
+    words = Words.of(load_text() if text is None else text)
+    needed = 2 * settings.steps + 4
+    if len(words.number) < needed:
+        raise ValueError(f"{settings.steps} steps need {needed} words, the text has {len(words.number)}")
     requests = _requests(words, settings)
     batch = DecodeBatch(arrays, requests, settings.top_k, settings.hot_buffer)
     report = Report(

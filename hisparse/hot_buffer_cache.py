@@ -167,6 +167,16 @@ class HotBufferCache:
         self._check_request(request)
         return self._lengths[request]
 
+    @property
+    def rows(self) -> Array:
+        """int32 [max_batch] on the device, for graphs: the request of each row, ``max_requests`` for padding."""
+        return self._rids
+
+    @property
+    def seq_lens(self) -> Array:
+        """int32 [max_batch] on the device, for graphs: each row's length, the newest token included; 1 for padding."""
+        return self._seq_lens
+
     def reserve(self, length: int) -> int:
         """Admits a request with a prompt of ``length`` tokens, whose items come with :meth:`write`.
 
