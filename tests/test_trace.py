@@ -122,7 +122,7 @@ def test_a_trace_is_written_after_an_exception(tmp_path):
 def test_a_larger_hot_buffer_holds_what_a_smaller_one_does(run, more):
     """So more slots never miss more, although the LRU orders of two sizes differ."""
     selections, lengths, hot = run
-    small, large = (HotBuffer(size, None, max(lengths)) for size in (hot, hot + more))
+    small, large = (HotBuffer(size, None, max(lengths) + 1) for size in (hot, hot + more))
     for selection in np.array(selections, np.int32):
         assert small.step(selection, None)[1] >= large.step(selection, None)[1]
         assert set(small._token_of.tolist()) <= set(large._token_of.tolist()) | {-1}

@@ -16,7 +16,7 @@ class HotBuffer:
     """Residency of one request in one layer: the rules of ``hisparse.load_cache_to_device_buffer_mla``.
 
     Its LRU order is by step, and inside a step filled slots come before hit ones. Which of them were filled depends on
-    H, and with it the order: so every H takes a run of its own, although a larger one holds all that a smaller one does.
+    H, and with it the order: so every H takes a run of its own, although a larger one holds what a smaller one does.
     """
 
     def __init__(self, hot_buffer_size: int, first_length: int | None, longest: int) -> None:
