@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("--prompt", type=_integer(1), metavar="N", help="for .npy: tokens of each prompt, if known")
     again.add_argument("--skip-steps", type=_integer(0), default=0, metavar="N", help="first steps to leave out (0)")
     again.add_argument(
+        "--times", type=_integer(1), default=1, metavar="N", help="a batch with N requests like each of the trace (1)"
+    )
+    again.add_argument(
         "--item",
         type=_item,
         default=PRESETS["deepseek-v3.2-fp8"],
@@ -90,11 +93,12 @@ def _replay(args: argparse.Namespace) -> int:
     sizes = args.hot_buffers or _sizes(trace)
     rate = measured_rate(args.item.item_size_bytes) if args.link_gb_per_s is None else args.link_gb_per_s * 1e9
     link = Link(rate, args.overhead_us / 1e6)
-    replays = [result.without_first(args.skip_steps) for result in replay(trace, sizes)]
+    replays = [result.without_first(args.skip_steps).times(args.times) for result in replay(trace, sizes)]
     numbers = report.rows(replays, args.item.token_bytes, link)
 
     print(f"{trace.source}: {steps} steps, {layers} layers, {rows} rows, {width} entries, up to {trace.longest} tokens")
-    print(f"items of {args.item.token_bytes} B, {rate / 1e9:.1f} GB/s, {args.overhead_us:g} us a swap-in\n")
+    print(f"{args.times * rows} requests, items of {args.item.token_bytes} B, ", end="")
+    print(f"{rate / 1e9:.1f} GB/s, {args.overhead_us:g} us a swap-in\n")
     print(table(numbers, report.COLUMNS))
     print("\nPer step, all layers and rows together. H = 0: no hot buffer, every read is copied.")
     if args.plot:

@@ -73,6 +73,10 @@ class Replay:
         reads = int(self.reads.sum())
         return 1 - int(self.misses.sum()) / reads if reads else None
 
+    def times(self, count: int) -> Replay:
+        """Of a batch with so many requests like each of the trace's."""
+        return Replay(self.hot_buffer_size, count * self.reads, count * self.misses)
+
     def without_first(self, steps: int) -> Replay:
         """The same, the first steps left out: a hot buffer that starts empty has to be filled once."""
         return Replay(self.hot_buffer_size, self.reads[steps:], self.misses[steps:])

@@ -22,6 +22,8 @@ COLUMNS = {
     "device_mb_per_request": "device MB",
 }
 
+_LINES = 4  # as many of the sizes can be told apart step by step
+
 
 def rows(replays: Sequence[Replay], token_bytes: int, link: Link) -> list[dict[str, Any]]:
     """One row per H, and a first one, H = 0, in which every read is copied. Per step, all layers and rows together."""
@@ -56,15 +58,20 @@ def plot(path: Path, replays: Sequence[Replay], table: Sequence[dict[str, Any]],
     sizes = [row["hot_buffer_size"] for row in table]
     figure, (hits, times, steps) = pyplot.subplots(1, 3, figsize=(16, 4.5))
     hits.plot(sizes, [row["hit_rate_percent"] for row in table], "o-")
-    hits.set(xscale="log", xlabel="H, slots per request and layer", ylabel="hits, % of the reads")
+    hits.set_ylabel("hits, % of the reads")
     times.plot(sizes, [row["us_mean"] for row in table], "o-", label="mean")
     times.plot(sizes, [row["us_p99"] for row in table], "o:", label="99th percentile")
-    times.set(xscale="log", xlabel="H, slots per request and layer", ylabel="expected us per step, all layers", ylim=0)
+    times.set(ylabel="expected us per step, all layers", ylim=(0, None))
     times.legend()
-    for replay in replays:
+    for axes in (hits, times):
+        axes.set(xscale="log", xlabel="H, slots per request and layer")
+        axes.set_xticks(sizes, [str(size) for size in sizes], rotation=60)
+        axes.minorticks_off()
+    shown = sorted({round(place) for place in np.linspace(0, len(replays) - 1, _LINES)})
+    for replay in (replays[place] for place in shown):
         steps.plot(replay.misses.sum(axis=1), label=f"H = {replay.hot_buffer_size}", linewidth=1)
-    steps.set(yscale="symlog", xlabel="step", ylabel="misses, all layers", ylim=0)
-    steps.legend(fontsize="small")
+    steps.set(xlabel="step", ylabel="misses, all layers and rows", ylim=(0, None))
+    steps.legend()
     for axes in (hits, times, steps):
         axes.grid(alpha=0.3)
     figure.suptitle(title)
