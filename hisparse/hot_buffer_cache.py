@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hisparse.arrays import Array, arrays_for
+from hisparse.cache_arguments import at_least_one, leaders_of_layers
 from hisparse.cache_statistics import Counters, Statistics
 from hisparse.host_pages import CapacityError, HostPages
 from hisparse.kv_pools import POOLS, Tables
@@ -89,15 +90,15 @@ class HotBufferCache:
         timing: bool = False,
     ) -> None:
         self.item = item_format(item)
-        self.num_layers = _at_least_one("num_layers", num_layers)
-        self.max_requests = _at_least_one("max_requests", max_requests)
-        self.hot_buffer_size = _at_least_one("hot_buffer_size", hot_buffer_size)
-        self.top_k = _at_least_one("top_k", top_k)
-        self.page_size = _at_least_one("page_size", page_size)
-        self.max_batch = _at_least_one("max_batch", max_requests if max_batch is None else max_batch)
-        self._pages = HostPages(_at_least_one("host_tokens", host_tokens), self.page_size)
+        self.num_layers = at_least_one("num_layers", num_layers)
+        self.max_requests = at_least_one("max_requests", max_requests)
+        self.hot_buffer_size = at_least_one("hot_buffer_size", hot_buffer_size)
+        self.top_k = at_least_one("top_k", top_k)
+        self.page_size = at_least_one("page_size", page_size)
+        self.max_batch = at_least_one("max_batch", max_requests if max_batch is None else max_batch)
+        self._pages = HostPages(at_least_one("host_tokens", host_tokens), self.page_size)
         self.host_tokens = self._pages.count * self.page_size
-        self.max_context = _at_least_one("max_context", self.host_tokens if max_context is None else max_context)
+        self.max_context = at_least_one("max_context", self.host_tokens if max_context is None else max_context)
         if hot_buffer_size > _MAX_HOT_BUFFER:
             raise ValueError(f"hot_buffer_size: expected at most {_MAX_HOT_BUFFER}, got {hot_buffer_size}")
         if top_k * self.item.block_tokens > hot_buffer_size:
@@ -109,7 +110,7 @@ class HotBufferCache:
         if max_requests * slots >= 2**31:
             raise ValueError(f"max_requests: {max_requests} hot buffers of {slots} slots pass the int32 of device locs")
         pools = POOLS[self.item.layout]
-        self.index_layers = _index_layers(index_layers, num_layers, pools.records_misses)
+        self.index_layers = leaders_of_layers(index_layers, num_layers, pools.records_misses)
         self._leaders = sorted(set(self.index_layers))
         self._block_size = block_size
 
@@ -187,7 +188,7 @@ class HotBufferCache:
             CapacityError: No free request, not enough free pages in the host pool, or ``length`` is above
                 ``max_context``. Nothing is changed.
         """
-        _at_least_one("length", length)
+        at_least_one("length", length)
         self._check_context(length)
         if not self._free_requests:
             raise CapacityError("requests", 1, 0)
@@ -485,23 +486,3 @@ class HotBufferCache:
     def _check_context(self, length: int) -> None:
         if length > self.max_context:
             raise CapacityError("max_context", length, self.max_context)
-
-
-def _at_least_one(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}: expected an int, got {value!r}")
-    if value < 1:
-        raise ValueError(f"{name}: expected at least 1, got {value}")
-    return value
-
-
-def _index_layers(index_layers: Sequence[int] | None, num_layers: int, records_misses: bool) -> list[int]:
-    layers = list(range(num_layers)) if index_layers is None else list(index_layers)
-    if len(layers) != num_layers:
-        raise ValueError(f"index_layers: expected {num_layers} entries, got {len(layers)}")
-    for layer, leader in enumerate(layers):
-        if not 0 <= leader <= layer or layers[leader] != leader:
-            raise ValueError(f"index_layers: layer {layer} cannot use the selection of layer {leader}, got {layers}")
-    if layers != list(range(num_layers)) and not records_misses:
-        raise ValueError('index_layers: the "key value" layout records no copies that another layer could replay')
-    return layers

@@ -90,17 +90,7 @@ class LatentPools:
 
     def _load(self, op: Any, layer: int, tables: Tables) -> None:
         op(
-            tables.top_k,
-            tables.tokens,
-            tables.host_locs,
-            tables.device_locs,
-            self.host[0][layer],
-            self.device[0][layer],
-            tables.out,
-            tables.req_pool_indices,
-            tables.seq_lens,
-            tables.lru_slots,
-            self.item.item_size_bytes,
+            *self._arguments(layer, tables),
             tables.num_top_k,
             tables.hot_buffer_size,
             block_size=tables.block_size,
@@ -109,6 +99,13 @@ class LatentPools:
             miss_dst=tables.miss_dst,
             miss_count=tables.miss_count,
         )
+
+    def _arguments(self, layer: int, tables: Tables) -> list[Any]:
+        """What all swap-ins start with, up to item_size_bytes."""
+        pools = [pool[layer] for pool in (*self.host, *self.device)]
+        before = [tables.top_k, tables.tokens, tables.host_locs, tables.device_locs]
+        after = [tables.out, tables.req_pool_indices, tables.seq_lens, tables.lru_slots, self.item.item_size_bytes]
+        return [*before, *pools, *after]
 
     def replay(self, layer: int, tables: Tables) -> None:
         """The copies of a swap-in of another layer, on this layer's pools."""
@@ -151,19 +148,7 @@ class KeyValuePools(LatentPools):
 
     def swap_in(self, layer: int, tables: Tables) -> None:
         hisparse.load_blocks_to_device_buffer_mha(
-            tables.top_k,
-            tables.tokens,
-            tables.host_locs,
-            tables.device_locs,
-            self.host[0][layer],
-            self.host[1][layer],
-            self.device[0][layer],
-            self.device[1][layer],
-            tables.out,
-            tables.req_pool_indices,
-            tables.seq_lens,
-            tables.lru_slots,
-            self.item.item_size_bytes,
+            *self._arguments(layer, tables),
             tables.hot_buffer_size,
             self.item.block_tokens,
             block_size=tables.block_size,

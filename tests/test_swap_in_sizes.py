@@ -76,7 +76,9 @@ def test_tokens_that_share_a_cell_of_the_table(sweep_place, rng, staged):
     assert len(together) > 32
     entries = rng.permutation(np.concatenate([together, together[::2], together[:5], rng.integers(0, seq_len, 20)]))
     hot = 256
-    held = rng.permutation(np.concatenate([together[::3], np.setdiff1d(np.flatnonzero(hashes % 99_991 == 7), together)]))
+    held = rng.permutation(
+        np.concatenate([together[::3], np.setdiff1d(np.flatnonzero(hashes % 99_991 == 7), together)])
+    )
     slots = rng.permutation(hot)[: len(held[:hot])]
     row = Row(seq_len, entries, dict(zip(slots.tolist(), held[:hot].tolist(), strict=True)))
     case = make_case(

@@ -66,33 +66,30 @@ def test_replay_counts_the_misses_of_the_op(run):
     assert result.reads[:, 0].tolist() == valid
 
 
+def decode(checked: CheckedCache) -> list[int]:
+    """30 steps, in which requests come and go, and one takes the row of an earlier one."""
+    requests = [checked.admit(length) for length in (5, 40, 7)]
+    for n in range(30):
+        checked.step(requests[: 1 + n % 3])
+        if n == 15:
+            checked.release(requests[0])
+            requests[0] = checked.admit(20)
+    return requests
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_recorded_run_replays_to_its_own_statistics(tmp_path, page_size):
-    """Requests come and go, and a later one takes the row of an earlier one."""
     checked = CheckedCache(20, "numpy", page_size=page_size, **SIZES)
     with trace.recording(tmp_path / "run.npz", source="a test"):
-        requests = [checked.admit(length) for length in (5, 40, 7)]
-        for n in range(30):
-            checked.step(requests[: 1 + n % 3])
-            if n == 15:
-                checked.release(requests[0])
-                requests[0] = checked.admit(20)
+        requests = decode(checked)
+    reads, misses = checked.reads, checked.misses
     checked.step(requests)  # not recorded
-    checked.release(requests[0])
     recorded = trace.load(tmp_path / "run.npz")
     assert recorded.source == "a test" and recorded.layers.tolist() == [0, 1]
     assert recorded.top_k.shape == (30, 2, 3, 4) and len(np.unique(recorded.requests)) == 1 + 4
-
-    results = {result.hot_buffer_size: result for result in trace.replay(recorded, [4, 8, 64])}
-    fresh = CheckedCache(20, "numpy", page_size=page_size, **SIZES)
-    requests = [fresh.admit(length) for length in (5, 40, 7)]
-    for n in range(30):
-        fresh.step(requests[: 1 + n % 3])
-        if n == 15:
-            fresh.release(requests[0])
-            requests[0] = fresh.admit(20)
-    assert results[8].misses.sum() == fresh.misses and results[8].reads.sum() == fresh.reads
-    assert results[4].misses.sum() > fresh.misses > results[64].misses.sum()
+    small, same, large = trace.replay(recorded, [4, 8, 64])
+    assert (same.reads.sum(), same.misses.sum()) == (reads, misses)
+    assert small.misses.sum() > misses > large.misses.sum()
 
 
 def test_recording_of_blocks_and_of_a_run_without_a_cache(tmp_path):
