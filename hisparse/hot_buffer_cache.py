@@ -409,7 +409,7 @@ class HotBufferCache:
         self._check_rows("top_k", rows)
         miss_src, miss_dst = self._plans[index]
         return Tables(
-            top_k=top_k,
+            top_k=top_k[:, : self.top_k],
             tokens=self._tokens[index],
             host_locs=self._host_locs,
             device_locs=self._device_locs,
