@@ -39,6 +39,9 @@ class Arrays(Protocol):
     def full(self, shape: tuple[int, ...], value: int, dtype: str) -> Array:
         """In device memory."""
 
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """In device memory, of any values."""
+
     def arange(self, count: int) -> Array:
         """int64 [count] in device memory."""
 
@@ -97,6 +100,9 @@ class NumpyArrays:
 
     def full(self, shape: tuple[int, ...], value: int, dtype: str) -> np.ndarray:
         return np.full(shape, value, dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return np.empty(shape, dtype)
 
     def arange(self, count: int) -> np.ndarray:
         return np.arange(count)
@@ -171,6 +177,9 @@ class TorchArrays:
     def full(self, shape: tuple[int, ...], value: int, dtype: str) -> Array:
         return self._torch.full(shape, value, dtype=getattr(self._torch, dtype), device=self._device)
 
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        return self._torch.empty(shape, dtype=getattr(self._torch, dtype), device=self._device)
+
     def arange(self, count: int) -> Array:
         return self._torch.arange(count, device=self._device)
 
@@ -189,7 +198,7 @@ class TorchArrays:
         return self._torch.empty(count, dtype=self._torch.uint8, pin_memory=self._is_gpu)
 
     def item_bytes(self, items: Array, item_size_bytes: int) -> Array:
-        flat = items.detach().to(self._device).contiguous().view(-1).view(self._torch.uint8)
+        flat = self._torch.as_tensor(items).detach().to(self._device).contiguous().view(-1).view(self._torch.uint8)
         return flat.view(-1, item_size_bytes)
 
     def accessible_ptr(self, array: Array) -> int:

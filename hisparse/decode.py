@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hisparse.arrays import Array, Arrays
+from hisparse.arrays import Array, Arrays, NumpyArrays
 from hisparse.hot_buffer_cache import HotBufferCache
 
 
@@ -35,7 +35,7 @@ class DecodeBatch:
             max_context=max(len(request.items) for request in requests),
             page_size=page_size,
             max_batch=len(requests) + 1,
-            device="numpy" if arrays.device == "cpu" else arrays.device,
+            device="numpy" if isinstance(arrays, NumpyArrays) else arrays.device,
         )
         self.full_caches = [arrays.on_device(request.items) for request in requests]
         self._rids = [self.cache.admit(request.items[None, : request.prompt]) for request in requests]

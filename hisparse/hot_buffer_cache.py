@@ -61,7 +61,7 @@ class HotBufferCache:
         device: A GPU or "cpu", as torch names them; None for a GPU where torch finds one, or else the CPU; "numpy" for
             NumPy arrays on the CPU target, without torch.
         block_size: Threads per block, a hint to the op.
-        statistics: Count reads and misses on the device, two small kernels a swap-in.
+        statistics: Count reads and misses on the device, three small kernels a swap-in.
         timing: Measure the time of each swap-in as well; on a GPU with events, outside of graphs only.
 
     One thread at a time may call it, and all calls go to one stream, or are ordered by the caller's events.
@@ -413,7 +413,7 @@ class HotBufferCache:
             tokens=self._tokens[index],
             host_locs=self._host_locs,
             device_locs=self._device_locs,
-            out=self._arrays.full((rows, width), -1, "int32"),
+            out=self._arrays.empty((rows, width), "int32"),
             req_pool_indices=self._rids[:rows],
             seq_lens=self._seq_lens[:rows],
             lru_slots=self._lru[index],

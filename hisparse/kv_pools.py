@@ -16,6 +16,7 @@ _DSV4_PAGE_TOKENS, _DSV4_PAGE_BYTES = 64, 37440
 _DSV4_VALUE_BYTES, _DSV4_SCALE_BYTES, _DSV4_SCALES_AT = 576, 8, 36864
 # Nothing else runs on the GPU's side of the stream while the newest tokens go to the host.
 _BACK_UP_BLOCKS = 16
+_MOST_ROWS = 4096  # of a batch; longer pieces of prompts make their own
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class LatentPools:
         self.arrays, self.item, self.num_layers = arrays, item, num_layers
         self.host = [self._pinned(self._shape(host_tokens)) for _ in range(item.pool_count)]
         self.device = [arrays.full(self._shape(device_tokens), 0, "uint8") for _ in range(item.pool_count)]
+        self._rows = arrays.arange(_MOST_ROWS)
         self._host_layers = [self._layer_table(pool) for pool in self.host]
         self._device_layers = [self._layer_table(pool) for pool in self.device]
 
@@ -69,7 +71,8 @@ class LatentPools:
         self._write(self.device, layer, locs, parts)
 
     def _write(self, pools: list[Array], layer: int, locs: Array, parts: list[Array]) -> None:
-        rows = self.arrays.arange(len(locs))
+        count = len(locs)
+        rows = self._rows[:count] if count <= _MOST_ROWS else self.arrays.arange(count)
         for pool, items in zip(pools, parts, strict=True):
             hisparse.copy_items(items, pool[layer], rows, locs, self.item.item_size_bytes)
 

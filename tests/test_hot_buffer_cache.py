@@ -143,7 +143,7 @@ def test_a_row_of_tables_is_as_new_for_its_next_request(device):
     checked.release(long)
     assert checked.admit(3) == long
     assert checked.cache.slot_tokens(long, 1).tolist() == [0, 1, 2, -1, -1, -1]
-    for _ in range(8):
+    for _ in range(30):  # an LRU order that is left over shows in later misses
         checked.step([long])
     checked.check_state()
 

@@ -113,11 +113,15 @@ def test_a_pool_that_is_reused_keeps_the_stream_s_order():
 
 def test_all_work_goes_to_the_current_stream():
     stream = torch.cuda.Stream()
-    torch.cuda._sleep(2_000_000_000)  # the default stream is busy for a second
     with torch.cuda.stream(stream):
         checked = CheckedCache(20, "cuda", **SMALL)
         requests = [checked.admit(30), checked.admit(4)]
-        for _ in range(5):
+        checked.step(requests)
+        checked.check_state()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            torch.cuda._sleep(4_000_000_000)  # busy for two seconds
+        for _ in range(3):
             checked.step(requests)
         checked.check_state()
     assert not torch.cuda.default_stream().query(), "something waited for the default stream"

@@ -88,6 +88,8 @@ def _replay(args: argparse.Namespace) -> int:
         raise ValueError('--plot needs matplotlib: pip install "hisparse[plot]"')
     trace = file.load(args.file, args.prompt) if args.file else file.shipped()
     steps, layers, rows, width = trace.top_k.shape
+    if 0 in trace.top_k.shape:
+        raise ValueError(f"{trace.source or args.file}: the trace is empty, {list(trace.top_k.shape)}")
     if args.skip_steps >= steps:
         raise ValueError(f"argument --skip-steps: the trace has {steps} steps, got {args.skip_steps}")
     sizes = args.hot_buffers or _sizes(trace)
