@@ -140,6 +140,7 @@ class HotBufferCache:
         self._new_pages = arrays.full((3 * self.max_batch,), 0, "int64")
 
         self._lengths: dict[int, int] = {}
+        self._prompts = [0] * max_requests
         self._free_requests = list(range(max_requests))[::-1]
         self._admissions, self._admission_of = 0, [0] * max_requests
         self._scheduled: list[int] = []
@@ -195,7 +196,7 @@ class HotBufferCache:
         pages = self._pages.take(-(-length // self.page_size))
         request = self._free_requests.pop()
         self._pages.assign(request, pages)
-        self._lengths[request] = length
+        self._lengths[request] = self._prompts[request] = length
         self._admissions += 1
         self._admission_of[request] = self._admissions
         locs = self._pages.locs_of(pages)
@@ -219,7 +220,11 @@ class HotBufferCache:
         self._check_request(request)
         self._check_layer(layer)
         parts = self._parts(items)
-        count, length = len(parts[0]), self._lengths[request]
+        count, length = len(parts[0]), self._prompts[request]
+        if self._lengths[request] > length:
+            raise ValueError(
+                f"request: {request} has decoded {self._lengths[request] - length} tokens after its prompt"
+            )
         if not 0 <= start <= length - count:
             raise ValueError(f"start: {count} tokens from {start} on are not inside the prompt of {length} tokens")
         if count == 0:
@@ -282,6 +287,8 @@ class HotBufferCache:
             ValueError: A request stands twice, is not admitted, or there are more than ``max_batch``.
             CapacityError: The host pool has not enough free pages, or a request is at ``max_context``. Nothing is
                 changed: release or leave out a request, and call it again.
+
+        The step that it is for has to run before the next call: ``advance`` backs up one token a request.
         """
         if len(requests) > self.max_batch:
             raise ValueError(f"requests: expected at most max_batch = {self.max_batch}, got {len(requests)}")

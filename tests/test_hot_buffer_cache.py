@@ -134,11 +134,12 @@ def test_fragmented_pages_are_reused(device, item):
     checked.check_state()
 
 
-def test_a_row_of_tables_is_as_new_for_its_next_request(device):
+@pytest.mark.parametrize("steps", [3, 4, 5])
+def test_a_row_of_tables_is_as_new_for_its_next_request(device, steps):
     """F35"""
-    checked = CheckedCache(20, device, **SMALL)
+    checked = CheckedCache(20, device, steps, **SMALL)
     long = checked.admit(40)
-    for _ in range(5):
+    for _ in range(steps):
         checked.step([long])
     checked.release(long)
     assert checked.admit(3) == long
@@ -210,6 +211,9 @@ def test_statistics_and_time(device):
     assert statistics.device_to_host_bytes == 4 * 2 * 20
     assert 0 < statistics.seconds < 60
     assert checked.cache.statistics(wait=False).misses <= statistics.misses
+    checked.cache.schedule([request]), checked.cache.advance()  # a step that has not swapped anything in yet
+    between = checked.cache.statistics()
+    assert (between.reads, between.misses) == (statistics.reads, statistics.misses)
     uncounted = CheckedCache(20, device, statistics=False, **SMALL).cache
     assert uncounted.statistics().seconds is None
 
@@ -331,6 +335,15 @@ def test_misuse_is_said_and_changes_nothing(misuse, error, message):
         misuse(checked.cache, request)
     checked.check_state()
     checked.step([request])
+
+
+def test_a_prompt_is_written_before_the_first_step():
+    checked = CheckedCache(20, "numpy", **SMALL)
+    request = checked.admit(10)
+    checked.step([request])
+    with pytest.raises(ValueError, match="request: 0 has decoded 1 tokens"):
+        checked.cache.write(request, 0, np.zeros((1, 20), np.uint8), start=9)
+    checked.check_state()
 
 
 def test_a_layer_that_follows_needs_its_leader():
