@@ -70,8 +70,7 @@ class Counters:
     @contextmanager
     def swap_in(self, index: int, tables: Tables, records_misses: bool) -> Iterator[None]:
         """Around the op. Where it does not count its misses, they are the slots that got another token."""
-        slots, rids = tables.hot_buffer_size, self._arrays.as_type(tables.req_pool_indices, "int64")
-        before = tables.tokens[rids, :slots] if self._enabled and not records_misses else None
+        before = self._slot_tokens(tables) if self._enabled and not records_misses else None
         if self._timer:
             with self._timer.measure():
                 yield
@@ -80,7 +79,11 @@ class Counters:
         if self._enabled:
             self._step_reads[index] = (tables.out >= 0).sum()
         if before is not None:
-            tables.miss_count[:] = (before != tables.tokens[rids, :slots]).sum(1)
+            tables.miss_count[:] = (before != self._slot_tokens(tables)).sum(1)
+
+    def _slot_tokens(self, tables: Tables) -> Any:
+        """A copy, [rows, H]."""
+        return tables.tokens[self._arrays.as_type(tables.req_pool_indices, "int64"), : tables.hot_buffer_size]
 
     def _up_to_now(self) -> Any:
         totals = self._totals + 0

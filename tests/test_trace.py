@@ -10,6 +10,7 @@ import reference
 from cache_model import CheckedCache
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import has_gpu
 
 import hisparse
 from hisparse import trace
@@ -262,6 +263,13 @@ def test_bad_arguments(capsys, arguments, message, tmp_path, monkeypatch):
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is one")
+def test_measuring_a_link_needs_a_gpu(capsys):
+    with pytest.raises(SystemExit):
+        main(["trace", "replay", "--hot-buffers", "128", "--link-gb-per-s", "measure"])
+    assert "measuring the link needs" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
