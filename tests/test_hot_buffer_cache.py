@@ -174,6 +174,31 @@ def test_no_room_is_an_error_that_names_what_is_missing(device, what, needed, av
     checked.check_state()
 
 
+def test_a_request_at_max_context_takes_no_further_step():
+    checked = CheckedCache(20, "numpy", max_context=12, **SMALL)
+    requests = [checked.admit(11), checked.admit(5)]
+    checked.step(requests)
+    with pytest.raises(hisparse.CapacityError, match="max_context: needed 13, available 12"):
+        checked.cache.schedule(requests)
+    checked.step(requests[1:])
+    checked.check_state()
+
+
+def test_a_prompt_that_cannot_be_written_leaves_nothing_behind(monkeypatch):
+    checked = CheckedCache(20, "numpy", **SMALL)
+    write = checked.cache.write
+
+    def fails_at_layer_1(request, layer, *items):
+        if layer == 1:
+            raise MemoryError("no device memory for the prompt")
+        write(request, layer, *items)
+
+    monkeypatch.setattr(checked.cache, "write", fails_at_layer_1)
+    with pytest.raises(MemoryError):
+        checked.admit(30)
+    checked.check_state()
+
+
 def test_a_full_host_pool_stops_nobody_else(device):
     """Two requests need a page and one is left: neither grows; without one of them the step goes on."""
     checked = CheckedCache(20, device, page_size=4, **SMALL | {"host_tokens": 36})
