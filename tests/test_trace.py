@@ -214,6 +214,7 @@ def test_replay_from_the_command_line(tmp_path, capsys):
         assert row["misses_mean"] == pytest.approx(result.misses.sum() / 256)
         assert row["us_mean"] == pytest.approx(3 * 7.2 + row["misses_mean"] * 1000 / 10e9 * 1e6)
         assert row["device_mb_per_request"] == (row["hot_buffer_size"] + 1) * 3000 / 1e6
+    assert numbers["misses_per_step"]["512"] == results[1].misses.sum(axis=1).tolist()
     later = numbers_of(tmp_path, "--hot-buffers", "128", "--skip-steps", "1")["rows"][1]
     assert later["misses_max"] < small["misses_max"]
 

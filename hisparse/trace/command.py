@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--overhead-us", type=float, default=7.2, metavar="US", help="of a swap-in with few misses (7.2: an H200)"
     )
     again.add_argument("--plot", type=Path, metavar="FILE", help="write a plot (.png, .svg); needs matplotlib")
-    again.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE")
+    again.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to FILE, misses of each step too")
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -106,7 +106,9 @@ def _replay(args: argparse.Namespace) -> int:
     if args.plot:
         report.plot(args.plot, replays, numbers, trace.source)
     if args.json:
-        args.json.write_text(json.dumps({"source": trace.source, "link_gb_per_s": rate / 1e9, "rows": numbers}) + "\n")
+        steps = {result.hot_buffer_size: result.misses.sum(axis=1).tolist() for result in replays}
+        content = {"source": trace.source, "link_gb_per_s": rate / 1e9, "rows": numbers, "misses_per_step": steps}
+        args.json.write_text(json.dumps(content) + "\n")
     return 0
 
 
