@@ -16,6 +16,8 @@ except ModuleNotFoundError as error:
         "or build it in place with `pip install -e .`"
     ) from error
 
+from typing import TYPE_CHECKING, Any
+
 from . import cpu, kvcacheio
 from ._version import __version__
 from .content_check import ContentError, checking
@@ -29,9 +31,15 @@ from .swap_in import (
     load_cache_to_device_buffer_mla,
 )
 
+if TYPE_CHECKING:
+    from . import presets, trace
+    from .hot_buffer_cache import CapacityError, HotBufferCache
+
 __all__ = [
     "ContentError",
     "HostRegistration",
+    "CapacityError",
+    "HotBufferCache",
     "__version__",
     "build_info",
     "copy_cache_planned_mla",
@@ -47,4 +55,17 @@ __all__ = [
     "pin_host_pool",
     "register_host_memory",
     "reset_request_state",
+    "presets",
+    "trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What is imported at its first use, so that the ops alone cost no more than themselves."""
+    from importlib import import_module
+
+    if name in ("CapacityError", "HotBufferCache"):
+        return getattr(import_module(f"{__name__}.hot_buffer_cache"), name)
+    if name in ("presets", "trace"):
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

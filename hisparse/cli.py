@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import hisparse
 from hisparse import demo, info, verify
 from hisparse.bench import command as bench
+from hisparse.trace import command as trace
 
-COMMANDS = {"demo": demo, "info": info, "verify": verify, "bench": bench}
+COMMANDS = {"demo": demo, "info": info, "verify": verify, "bench": bench, "trace": trace}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,8 +1,9 @@
 """`hisparse demo`: sparse attention over a KV cache that lives in host memory, on real text, checked byte for byte.
 
-A batch of requests decodes the shipped play word by word. In every step each request picks the `top_k` positions with
-the highest scores q.k, the op swaps their items into the request's hot buffer, and attention runs over the device slots
-that it names. The same attention over a full cache, at the same positions in the same order, has to give the same bits.
+A batch of requests decodes the shipped play word by word, out of a `hisparse.HotBufferCache`. In every step each
+request picks the `top_k` positions with the highest scores q.k, the op swaps their items into the request's hot buffer,
+and attention runs over the device slots that it names. The same attention over a full cache, at the same positions in
+the same order, has to give the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy as np
 
 import hisparse
 import hisparse.cpu
-from hisparse.decode import Array, Arrays, DecodeBatch, NumpyArrays, Request, TorchArrays
+from hisparse.arrays import Array, Arrays, NumpyArrays, TorchArrays
+from hisparse.decode import DecodeBatch, Request
 from hisparse.progress import progress
 from hisparse.text_items import ITEM_WIDTH, KEY_WIDTH, Projection, Words, load_text
 
@@ -65,7 +67,7 @@ class Report:
     hot_buffer_bytes: int
     outputs_compared: int = 0
     slots_compared: int = 0
-    backed_up_items: int = 0
+    device_to_host_bytes: int = 0
     swap_in_seconds: float = 0.0
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
@@ -93,24 +95,27 @@ class Report:
             "hit_rate": _share(self.reads - self.misses, self.reads),
             "host_to_device_bytes": self.misses * self.item_bytes,
             "host_to_device_bytes_without_hot_buffer": self.reads * self.item_bytes,
-            "device_to_host_bytes": self.backed_up_items * self.item_bytes,
             "verdict": "pass" if self.passed else "fail",
         }
 
 
-def decode(settings: Settings, arrays: Arrays) -> Report:
+def decode(settings: Settings, arrays: Arrays, text: str | None = None) -> Report:
+    """Decodes a text, or the shipped play; ValueError where it has too few words for the steps."""
     started = time.perf_counter()
-    words = Words.of(load_text())
+    words = Words.of(load_text() if text is None else text)
+    needed = 2 * settings.steps + 4
+    if len(words.number) < needed:
+        raise ValueError(f"{settings.steps} steps need {needed} words, the text has {len(words.number)}")
     requests = _requests(words, settings)
-    batch = DecodeBatch(arrays, requests, settings.top_k, settings.hot_buffer, settings.seed)
+    batch = DecodeBatch(arrays, requests, settings.top_k, settings.hot_buffer)
     report = Report(
         settings,
         arrays.device,
-        batch.item_bytes,
+        requests[0].items[0].nbytes,
         len(words.number),
         [RequestReport(request.name, request.prompt) for request in requests],
         full_cache_bytes=sum(request.items.nbytes for request in requests),
-        hot_buffer_bytes=len(requests) * (settings.hot_buffer + 1) * batch.item_bytes,
+        hot_buffer_bytes=len(requests) * (settings.hot_buffer + 1) * requests[0].items[0].nbytes,
     )
     checks = Checks(batch)
     previous = np.full((len(requests), settings.top_k), -1, np.int32)
@@ -132,8 +137,7 @@ def decode(settings: Settings, arrays: Arrays) -> Report:
                 request.selected_again += int(np.isin(reads, previous[row]).sum())
         previous = top_k[:-1]
 
-    batch.back_up_newest()
-    report.backed_up_items = settings.steps * len(requests)
+    report.device_to_host_bytes = batch.cache.statistics().device_to_host_bytes
     report.failures += checks.host_cache()
     report.outputs_compared, report.slots_compared = checks.outputs_compared, checks.slots_compared
     report.seconds = time.perf_counter() - started
@@ -206,14 +210,13 @@ class Checks:
         return failures
 
     def host_cache(self) -> list[str]:
-        """At the end, all tokens of all requests have to be in the host cache, the decoded ones too."""
-        batch, failures = self._batch, []
-        host_cache = batch.arrays.to_numpy(batch.host_cache)
-        for row, request in enumerate(batch.requests):
-            locs = batch.host_locs[batch.rids[row], : batch.lengths[row]]
-            if host_cache[locs].tobytes() != request.items[: batch.lengths[row]].tobytes():
-                failures.append(f"{request.name}: the host cache lost a token")
-        return failures
+        """At the end, all tokens of all requests have to be there, the decoded ones too."""
+        batch = self._batch
+        return [
+            f"{request.name}: the host cache lost a token"
+            for row, request in enumerate(batch.requests)
+            if batch.items(row) != request.items[: batch.lengths[row]].tobytes()
+        ]
 
     def _miss_count(self, row: int, top_k: np.ndarray, misses: int, resident: np.ndarray) -> list[str]:
         batch = self._batch
@@ -232,7 +235,7 @@ class Checks:
         if batch.is_long(row):
             slots, tokens = np.append(slots, batch.hot_buffer), np.append(tokens, batch.lengths[row] - 1)
         self.slots_compared += len(slots)
-        held = batch.device_buffer[batch.device_locs[batch.rids[row], slots]]
+        held = batch.device_buffer[batch.slot_locs(row)[slots]]
         if batch.arrays.same_bytes(held, batch.full_caches[row][tokens]):
             return []
         return [f"{name}: a device slot does not hold the bytes of its token"]
@@ -240,7 +243,7 @@ class Checks:
     def _attention(self, row: int, top_k: np.ndarray, locs: np.ndarray) -> list[str]:
         batch = self._batch
         name, used = batch.requests[row].name, top_k >= 0
-        own_locs = batch.device_locs[batch.rids[row]]
+        own_locs = batch.slot_locs(row)
         if (locs[~used] != -1).any() or not np.isin(locs[used], own_locs).all():
             return [f"{name}: a device loc is not one of the request's slots"]
         arrays, full_cache, out = batch.arrays, batch.full_caches[row], self._gathered[: int(used.sum())]

@@ -22,7 +22,7 @@ import numpy as np
 import hisparse
 import hisparse.cpu
 from hisparse import _C
-from hisparse.decode import Arrays, NumpyArrays, TorchArrays
+from hisparse.arrays import Arrays, NumpyArrays, TorchArrays
 from hisparse.info import describe, versions
 from hisparse.progress import progress
 

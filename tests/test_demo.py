@@ -12,10 +12,12 @@ from importlib import resources
 
 import numpy as np
 import pytest
-from places import has_gpu
+from places import has_gpu, torch
 
 import hisparse
+from hisparse.arrays import NumpyArrays, TorchArrays
 from hisparse.cli import main
+from hisparse.demo import Settings, decode
 from hisparse.text_items import ITEM_WIDTH, KEY_WIDTH, Projection, Words, load_text
 
 STEPS = 32
@@ -57,6 +59,17 @@ def test_demo_passes_and_reports(tmp_path, capsys):
 def test_both_warp_sizes_do_the_same(tmp_path):
     wide, narrow = (numbers_of(tmp_path, "--warp-size", width) for width in ("64", "32"))
     assert {k: v for k, v in wide.items() if k not in TIMES} == {k: v for k, v in narrow.items() if k not in TIMES}
+
+
+@pytest.mark.skipif(torch is None, reason="torch is not installed")
+def test_torch_tensors_do_the_same_as_numpy_arrays():
+    with_torch, with_numpy = (
+        decode(Settings(12, 48, 128, 0), kind).numbers() for kind in (TorchArrays("cpu"), NumpyArrays())
+    )
+    assert with_torch["verdict"] == "pass"
+    assert {k: v for k, v in with_torch.items() if k not in TIMES} == {
+        k: v for k, v in with_numpy.items() if k not in TIMES
+    }
 
 
 @pytest.mark.gpu
@@ -140,7 +153,7 @@ def test_a_copy_that_does_not_happen_is_noticed(monkeypatch):
 
 
 def test_a_lost_backup_is_noticed(monkeypatch):
-    monkeypatch.setattr(hisparse, "copy_items", lambda *args: None)
+    monkeypatch.setattr(hisparse.kvcacheio, "transfer_kv_all_layer_mla", lambda *args, **kwargs: None)
     assert main(SMALL) == 1
 
 

@@ -10,7 +10,7 @@ from places import has_gpu
 
 import hisparse
 from hisparse import cli, verify
-from hisparse.decode import NumpyArrays
+from hisparse.arrays import NumpyArrays
 
 SMALL = verify.SwapInSize(5, 8, 3, 24, 3)
 
@@ -120,7 +120,7 @@ def test_a_gpu_that_is_not_there_is_said(capsys):
         pytest.skip("there is one")
     with pytest.raises(SystemExit):
         cli.main(["verify", "--device", "cuda"])
-    assert "--device cuda needs" in capsys.readouterr().err
+    assert "error: device cuda needs" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
