@@ -139,7 +139,7 @@ WIDE_COPY_RULES: dict[str, Rule] = {
     "loads-in-flight": loads_in_flight,
 }
 # Kernels that promise no such copy.
-WITHOUT_WIDE_COPY: frozenset[str] = frozenset()
+WITHOUT_WIDE_COPY = frozenset({"hisparse_copy_items_plain_loads"})
 
 
 def violations(kernel: AmdKernel) -> Iterator[Violation]:

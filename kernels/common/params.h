@@ -16,11 +16,13 @@ namespace hisparse {
   KERNEL(id##4, name##_4, SwapInParams, swap_in<ItemCopy, __VA_ARGS__, 4>) \
   KERNEL(id##8, name##_8, SwapInParams, swap_in<ItemCopy, __VA_ARGS__, 8>) \
   KERNEL(id##Any, name##_any, SwapInParams, swap_in<ItemCopy, __VA_ARGS__, 0>)
-#define HISPARSE_KERNELS(KERNEL)                                                                         \
-  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapIn, hisparse_swap_in, LinearLayout, TokenSelection)                \
-  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapInDsv4, hisparse_swap_in_dsv4, Dsv4Layout, TokenSelection)         \
-  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapInBlocks, hisparse_swap_in_blocks, KeyValueLayout, BlockSelection) \
-  KERNEL(kCopyItems, hisparse_copy_items, CopyItemsParams, copy_items<ItemCopy>)                         \
+#define HISPARSE_KERNELS(KERNEL)                                                                             \
+  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapIn, hisparse_swap_in, LinearLayout, TokenSelection)                    \
+  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapInDsv4, hisparse_swap_in_dsv4, Dsv4Layout, TokenSelection)             \
+  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapInBlocks, hisparse_swap_in_blocks, KeyValueLayout, BlockSelection)     \
+  KERNEL(kCopyItems, hisparse_copy_items, CopyItemsParams, copy_items<ItemCopy>)                             \
+  KERNEL(kCopyItemsPlainLoads, hisparse_copy_items_plain_loads, CopyItemsParams, copy_items<PlainLoadsCopy>) \
+  KERNEL(kCopyItemsUngated, hisparse_copy_items_ungated, CopyItemsParams, copy_items<UngatedCopy>)           \
   KERNEL(kTransfer, hisparse_transfer, TransferParams, transfer<TileCopy>)
 
 enum class KernelId : int32_t {
@@ -62,10 +64,12 @@ struct CopyShape {
   int32_t words_per_item;  // the last may be a half one
   int32_t item_step;       // a thread's next word is so many items
   int32_t word_step;       // and words further on
+  int32_t widest_word;     // 16, or less where a benchmark wants it so
 
-  static constexpr CopyShape make(int32_t item_bytes, int32_t word_bytes, int32_t workers) {
+  static constexpr CopyShape make(int32_t item_bytes, int32_t word_bytes, int32_t workers,
+                                  int32_t widest_word = 16) {
     const int32_t words = (item_bytes + word_bytes - 1) / word_bytes;
-    return {item_bytes, word_bytes, words, workers / words, workers % words};
+    return {item_bytes, word_bytes, words, workers / words, workers % words, widest_word};
   }
 };
 

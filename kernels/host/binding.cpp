@@ -144,4 +144,5 @@ PYBIND11_MODULE(_C, module) {
              "Each target with the devices that this machine has for it, or why there are none.");
   module.def("cpu_options", &get_cpu_options);
   module.def("set_cpu_options", &change_cpu_options);
+  module.def("leave_out", [](int part) { leave_out(static_cast<CopyPart>(part)); });
 }
