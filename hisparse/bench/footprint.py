@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import product
 from types import ModuleType
@@ -41,7 +41,7 @@ COLUMNS = {
 
 @contextmanager
 def host_memory(kind: str, size: int) -> Iterator[Any]:
-    """A uint8 tensor that the GPU can reach."""
+    """A uint8 tensor that the GPU can reach. OSError where the system has no such pages."""
     import torch
 
     if kind == "pinned" or device() == "cpu":
@@ -60,6 +60,15 @@ def host_memory(kind: str, size: int) -> Iterator[Any]:
         runtime.cudaHostUnregister(tensor.data_ptr())
 
 
+def available() -> list[str]:
+    """The kinds of memory that this system has."""
+    found = []
+    for kind in MEMORIES:
+        with suppress(OSError), host_memory(kind, 1 << 21):
+            found.append(kind)
+    return found
+
+
 def measure(
     peer: ModuleType | None = None,
     progress: Callable[[list[Any]], Iterable[Any]] = lambda steps: steps,
@@ -69,8 +78,7 @@ def measure(
     import torch
 
     target = torch.zeros(BYTES, dtype=torch.uint8, device=device())
-    steps = progress(list(product(MEMORIES, megabytes)))
-    for memory, size in steps:
+    for memory, size in progress(list(product(available(), megabytes))):
         with host_memory(memory, size << 20) as source:
             for item, op, quota in product(ITEM_SIZES, ("per layer", "page first"), QUOTAS):
                 stride = item if op == "per layer" else LAYERS * item
