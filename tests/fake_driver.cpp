@@ -61,16 +61,19 @@ Launch last{};
 std::map<int, Launch> last_on;
 std::map<int, int> shared_on;  // where it is not shared_bytes
 hisparse::TransferParams last_transfer{};
+int last_variant = 0;
 size_t copied = 0, largest_batch = 0;
 int checks = 0;
 int devices = 2, shared_bytes = 65536, capturing = 0, last_error = 0;
 thread_local int capture_mode = 0;
 thread_local std::vector<int> current_devices{0};
 
-constexpr int kCopyItems = 1000, kTransfer = 2000, kCheckSwapIn = 3000, kCheckIndices = 4000;
+constexpr int kCopyItems = 1000, kVariant = 100, kTransfer = 2000, kCheckSwapIn = 3000,
+              kCheckIndices = 4000;
 
 // Contexts, modules and kernels stand for a device: one more than its index, so that none is null; kernels
-// that copy items are kCopyItems further on, those that transfer kTransfer, and so on.
+// that copy items are kCopyItems further on, their variants kVariant more each, those that transfer kTransfer,
+// and so on.
 void* handle(int device) { return reinterpret_cast<void*>(static_cast<intptr_t>(device) + 1); }
 int device_of(const void* handle) { return static_cast<int>(reinterpret_cast<intptr_t>(handle)) - 1; }
 
@@ -154,6 +157,8 @@ uint32_t* fake_arrivals() { return last.params.arrivals; }
 uintptr_t fake_host_cache() { return reinterpret_cast<uintptr_t>(last.params.host_cache.base); }
 uintptr_t fake_transfer_src(int side) { return reinterpret_cast<uintptr_t>(last_transfer.src.pools[side]); }
 uintptr_t fake_transfer_dst(int side) { return reinterpret_cast<uintptr_t>(last_transfer.dst.pools[side]); }
+int fake_variant() { return last_variant; }
+int fake_word_bytes() { return last.params.copy.word_bytes; }
 size_t fake_copied() { return copied; }
 size_t fake_largest_batch() { return largest_batch; }
 int fake_count_on(const char* name, int device) {
@@ -201,6 +206,8 @@ DRIVER_FUNCTION(cuModuleLoadData, hipModuleLoadData, void** module, const void*)
 
 DRIVER_FUNCTION(cuModuleGetFunction, hipModuleGetFunction, void** kernel, void* module, const char* name) {
   const int step = std::strcmp(name, "hisparse_copy_items") == 0 ? kCopyItems
+                   : std::strcmp(name, "hisparse_copy_items_plain_loads") == 0 ? kCopyItems + kVariant
+                   : std::strcmp(name, "hisparse_copy_items_ungated") == 0 ? kCopyItems + 2 * kVariant
                    : std::strcmp(name, "hisparse_transfer") == 0 ? kTransfer
                    : std::strcmp(name, "hisparse_check_swap_in") == 0 ? kCheckSwapIn
                    : std::strcmp(name, "hisparse_check_indices") == 0 ? kCheckIndices
@@ -220,14 +227,14 @@ DRIVER_FUNCTION(cuStreamGetId, hipStreamGetId, void* stream, unsigned long long*
 DRIVER_FUNCTION(cuLaunchKernel, hipModuleLaunchKernel, void* kernel, unsigned grid_x, unsigned grid_y,
                 unsigned, unsigned block_x, unsigned, unsigned, unsigned shared, void* stream,
                 void** parameters, void**) {
-  const int device = device_of(kernel) % kCopyItems;
+  const int device = device_of(kernel) % kVariant;
   const int code = finish(hipModuleLaunchKernel_name, device == current_devices.back() ? 0 : 201);
   const std::lock_guard<std::mutex> lock(mutex);
   if (code == 0) {
     last = {grid_x, grid_y, block_x, shared, device, stream, {}};
+    last_variant = device_of(kernel) % kCopyItems / kVariant;
     if (device_of(kernel) < kCopyItems) std::memcpy(&last.params, parameters[0], sizeof(last.params));
     last_on[device] = last;
-    if (device_of(kernel) >= kTransfer) std::memcpy(&last_transfer, parameters[0], sizeof(last_transfer));
     const int step = device_of(kernel) / kCopyItems * kCopyItems;
     if (step == kTransfer) std::memcpy(&last_transfer, parameters[0], sizeof(last_transfer));
     if (step == kCheckSwapIn) find_fault(static_cast<const hisparse::SwapInCheckParams*>(parameters[0])->first_faults);

@@ -139,7 +139,9 @@ WIDE_COPY_RULES: dict[str, Rule] = {
     "loads-in-flight": loads_in_flight,
 }
 # Kernels that promise no such copy.
-WITHOUT_WIDE_COPY = frozenset({"hisparse_translate", "hisparse_check_swap_in", "hisparse_check_indices"})
+WITHOUT_WIDE_COPY = frozenset(
+    {"hisparse_translate", "hisparse_check_swap_in", "hisparse_check_indices", "hisparse_copy_items_plain_loads"}
+)
 
 
 def violations(kernel: AmdKernel) -> Iterator[Violation]:

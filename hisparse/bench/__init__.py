@@ -1,1 +1,1 @@
-"""Benchmarks that run on whatever GPU there is: ``hisparse bench``."""
+"""Benchmarks that run on whatever device there is: ``hisparse bench``."""

@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import hisparse
 from hisparse import kvcacheio
 
-from .timing import Time, time_in_graph
+from .timing import Time, device, time_together
 
 ITEM_SIZES = (512, 576, 656, 1152, 4096)
 ITEMS = (65536, 256)
@@ -37,6 +36,7 @@ COLUMNS = {
     "share_of_ceiling": "share",
     "peer_us": "peer us",
     "peer_gb_per_s": "peer GB/s",
+    "peer_ratio": "peer/ours",
 }
 
 
@@ -77,9 +77,12 @@ class Row:
         rate = size / self.time.median / 1e3
         flat = asdict(self.case) | {"us": self.time.median, "spread": self.time.spread, "gb_per_s": rate}
         flat |= {"ceiling_gb_per_s": self.ceiling, "share_of_ceiling": rate / self.ceiling}
-        flat["peer_us"] = self.peer.median if self.peer else None
-        flat["peer_gb_per_s"] = size / self.peer.median / 1e3 if self.peer else None
-        return flat
+        us = self.peer.median if self.peer else None
+        flat |= {"peer_us": us, "peer_spread": self.peer.spread if self.peer else None}
+        return flat | {
+            "peer_gb_per_s": size / us / 1e3 if us else None,
+            "peer_ratio": us / self.time.median if us else None,
+        }
 
 
 class Pools:
@@ -89,10 +92,10 @@ class Pools:
         import torch
 
         host = max(case.tokens * (1 if case.op == "per layer" else LAYERS) * case.item_size_bytes for case in cases)
-        device = max(CEILING_ITEMS, *(case.tokens * (LAYERS if case.moves_all_layers else 1) for case in cases))
-        device *= max(case.item_size_bytes for case in cases)
-        self.host = torch.full((host,), 7, dtype=torch.uint8, pin_memory=True)
-        self.device = torch.zeros(device, dtype=torch.uint8, device="cuda")
+        items = max(CEILING_ITEMS, *(case.tokens * (LAYERS if case.moves_all_layers else 1) for case in cases))
+        items *= max(case.item_size_bytes for case in cases)
+        self.host = torch.full((host,), 7, dtype=torch.uint8, pin_memory=device() == "cuda")
+        self.device = torch.zeros(items, dtype=torch.uint8, device=device())
 
     def ends(self, direction: str) -> tuple[Any, Any]:
         return (self.host, self.device) if direction == "h2d" else (self.device, self.host)
@@ -101,8 +104,10 @@ class Pools:
 def layer_table(pool: Any, layer_bytes: int) -> Any:
     import torch
 
-    base = kvcacheio.get_device_accessible_ptr(pool, torch.cuda.current_device())
-    return torch.tensor([base + layer * layer_bytes for layer in range(LAYERS)], dtype=torch.uint64).cuda()
+    base = pool.data_ptr()
+    if device() == "cuda":
+        base = kvcacheio.get_device_accessible_ptr(pool, torch.cuda.current_device())
+    return torch.tensor([base + layer * layer_bytes for layer in range(LAYERS)], dtype=torch.uint64).to(device())
 
 
 def make_call(case: Case, pools: Pools) -> Callable[[Any, int], None]:
@@ -111,7 +116,7 @@ def make_call(case: Case, pools: Pools) -> Callable[[Any, int], None]:
 
     item, count = case.item_size_bytes, case.items // (LAYERS if case.moves_all_layers else 1)
     generator = torch.Generator().manual_seed(7)
-    src_order, dst_order = (torch.randperm(case.tokens, generator=generator).cuda() for _ in range(2))
+    src_order, dst_order = (torch.randperm(case.tokens, generator=generator).to(device()) for _ in range(2))
     src, dst = pools.ends(case.direction)
     table = partial(layer_table, layer_bytes=case.tokens * item)
     if case.op == "per layer":
@@ -134,15 +139,13 @@ def measure_ceiling(pools: Pools, direction: str, item_size_bytes: int) -> float
     """GB/s of a long copy of such items in random order, with the best number of blocks."""
     import torch
 
-    src_order, dst_order = (torch.randperm(CEILING_ITEMS).cuda() for _ in range(2))
+    src_order, dst_order = (torch.randperm(CEILING_ITEMS).to(device()) for _ in range(2))
 
-    def rate(blocks: int) -> float:
-        def copy(_: int) -> None:
-            hisparse.copy_items(*pools.ends(direction), src_order, dst_order, item_size_bytes, blocks=blocks)
+    def copy(_: int, blocks: int) -> None:
+        hisparse.copy_items(*pools.ends(direction), src_order, dst_order, item_size_bytes, blocks=blocks)
 
-        return CEILING_ITEMS * item_size_bytes / time_in_graph(copy, None, 2, 5).median / 1e3
-
-    return max(rate(blocks) for blocks in CEILING_BLOCKS)
+    times = time_together({str(blocks): partial(copy, blocks=blocks) for blocks in CEILING_BLOCKS}, 2)
+    return CEILING_ITEMS * item_size_bytes / min(time.median for time in times.values()) / 1e3
 
 
 def measure(
@@ -150,7 +153,7 @@ def measure(
     peer: ModuleType | None = None,
     progress: Callable[[list[Case]], Iterable[Case]] = lambda cases: cases,
 ) -> Iterator[Row]:
-    """Measures the cases on the current GPU, one row each. ``peer`` is a module with the same function names."""
+    """Measures the cases on the current device, one row each. ``peer`` is a module with the same function names."""
     pools = Pools(cases)
     ceilings: dict[tuple[str, int], float] = {}
     for case in progress(cases):
@@ -158,12 +161,9 @@ def measure(
         if key not in ceilings:
             ceilings[key] = measure_ceiling(pools, *key)
         call = make_call(case, pools)
-        replays = 30 if case.variants > 2 else 7
-
-        def timed(module: ModuleType, call: Any = call, case: Case = case, replays: int = replays) -> Time:
-            return time_in_graph(partial(call, module), None, case.variants, replays)
-
-        yield Row(case, timed(kvcacheio), ceilings[key], timed(peer) if peer else None)
+        calls = {"ours": partial(call, kvcacheio)} | ({"peer": partial(call, peer)} if peer else {})
+        times = time_together(calls, case.variants)
+        yield Row(case, times["ours"], ceilings[key], times.get("peer"))
 
 
 def all_cases(
@@ -175,32 +175,3 @@ def all_cases(
 ) -> list[Case]:
     product = itertools.product(ops, directions, items, item_sizes, quotas)
     return [Case(op, direction, size, count, quota) for op, direction, count, size, quota in product]
-
-
-def plot(path: Path, rows: list[dict[str, Any]]) -> None:
-    """GB/s of the per-layer transfers of many items against block_quota, one side per direction."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    many = max(row["items"] for row in rows)
-    op = rows[0]["op"]
-    directions = sorted({row["direction"] for row in rows}, reverse=True)
-    figure, sides = pyplot.subplots(1, len(directions), figsize=(6.5 * len(directions), 5), squeeze=False)
-    for side, direction in zip(sides[0], directions, strict=True):
-        chosen = [row for row in rows if (row["op"], row["items"], row["direction"]) == (op, many, direction)]
-        for size in sorted({row["item_size_bytes"] for row in chosen}):
-            line = [row for row in chosen if row["item_size_bytes"] == size]
-            quotas = [row["block_quota"] for row in line]
-            (drawn,) = side.plot(quotas, [row["gb_per_s"] for row in line], "o-", label=f"{size} B")
-            side.plot(quotas, [row["ceiling_gb_per_s"] for row in line], ":", color=drawn.get_color())
-            if all(row["peer_gb_per_s"] is not None for row in line):
-                side.plot(quotas, [row["peer_gb_per_s"] for row in line], "--", color=drawn.get_color(), alpha=0.5)
-        side.set(
-            xscale="log", xlabel="block_quota", ylabel="GB/s", ylim=(0, None), title=f"{op}, {many} items, {direction}"
-        )
-        side.legend(title="dotted: plain copy, dashed: peer")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)

@@ -1,40 +1,65 @@
-"""The swap-in against the plain copy of the same items."""
+"""Swap-ins beside the plain copy of the same items, one block per request, and a peer."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 import hisparse
 
-from .timing import Time, time_in_graph
+from .state import HOST_ITEMS, PAGE_SIZE, TOP_K, VARIANTS, State
+from .timing import Time, device, time_together
 
-TOP_K = 2048
 HOT_BUFFERS = (4096, 6144, 8192)
 ITEM_SIZES = (512, 576, 656, 1024, 1152)
 MISS_RATES = (0.2, 0.05, 0.001, 0.0)  # 0: all hits, the common case of decode
 BATCHES = (1, 4, 10, 24, 100)
+STATES = ("shuffled", "ordered")
+HOST_ORDERS = ("random", "sequential")
+PEER_BLOCK_SIZE = 1024
+
 COPY_BLOCKS = (4, 16, 32, 66, 132, 264, 528)
-SEQ_LEN = 32768
-HOST_ITEMS = 1 << 19
-PAGE_SIZE = 64
-VARIANTS = 8  # different top-k sets per row, so that no host line is read twice in a row
+CEILING_ITEMS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Case:
+    state: str  # "shuffled": tables, LRU order and top-k sets as after many steps; "ordered": as after a prompt
+    host_order: str  # "random" or "sequential" in the tokens of a request
     hot_buffer_size: int
-    item_size_bytes: int
-    miss_rate: float
     batch: int
-    ordered: bool  # tables, LRU and host locs in order, as after a prompt; else shuffled, as after many steps
+    miss_rate: float
+    item_size_bytes: int
 
     @property
     def misses(self) -> int:
         return round(TOP_K * self.miss_rate)
+
+    @property
+    def bytes(self) -> int:
+        return self.batch * self.misses * self.item_size_bytes
+
+    def make_state(self) -> State:
+        ordered, sequential = self.state == "ordered", self.host_order == "sequential"
+        return State(self.hot_buffer_size, self.misses, self.batch, ordered, sequential)
+
+
+def all_cases(
+    hot_buffers: Iterable[int] = HOT_BUFFERS,
+    item_sizes: Iterable[int] = ITEM_SIZES,
+    miss_rates: Iterable[float] = MISS_RATES,
+    batches: Iterable[int] = BATCHES,
+    states: Iterable[str] = STATES,
+    host_orders: Iterable[str] = HOST_ORDERS,
+) -> list[Case]:
+    """All combinations; those of one state follow each other."""
+    return list(
+        itertools.starmap(Case, itertools.product(states, host_orders, hot_buffers, batches, miss_rates, item_sizes))
+    )
 
 
 @dataclass(frozen=True)
@@ -42,146 +67,116 @@ class Row:
     """One measured case. Times in microseconds, rates in GB/s (1e9 bytes)."""
 
     case: Case
-    time: Time
-    one_block: Time
-    floor: Time
+    times: dict[str, Time]  # "ours", "one block", "floor" where something is copied, "peer" where there is one
     floor_blocks: int
     ceiling: float
-    peer: Time | None
-
-    @property
-    def bytes(self) -> int:
-        return self.case.batch * self.case.misses * self.case.item_size_bytes
 
     def as_dict(self) -> dict[str, Any]:
-        flat = asdict(self.case) | {"us": self.time.median, "spread": self.time.spread}
-        flat |= {"one_block_us": self.one_block.median, "floor_us": self.floor.median}
-        flat |= {"floor_blocks": self.floor_blocks, "over_floor_us": self.time.median - self.floor.median}
-        flat |= {"gb_per_s": self.bytes / self.time.median / 1e3, "ceiling_gb_per_s": self.ceiling}
-        flat |= {"share_of_ceiling": self.bytes / self.time.median / 1e3 / self.ceiling}
-        flat["peer_us"] = self.peer.median if self.peer else None
-        return flat
-
-
-class State:
-    """The tensors of one case on the current GPU, with a way to put the tables back."""
-
-    def __init__(self, case: Case, host_pool: Any, device_pool: Any) -> None:
-        import torch
-
-        self.case = case
-        generator = torch.Generator("cuda").manual_seed(7)
-        batch, hot, misses = case.batch, case.hot_buffer_size, case.misses
-        width = hot + PAGE_SIZE
-
-        def shuffled(count: int) -> Any:
-            if case.ordered:
-                return torch.arange(count, device="cuda")
-            return torch.randperm(count, generator=generator, device="cuda")
-
-        tokens, lru, top_k = [], [], []
-        for _ in range(batch):
-            order = shuffled(SEQ_LEN - 1)
-            resident, away = order[:hot], order[hot:]
-            tokens.append(torch.nn.functional.pad(resident, (0, PAGE_SIZE), value=-1))
-            lru.append(shuffled(hot))
-            row = []
-            for variant in range(VARIANTS):
-                missed = away[variant * misses : (variant + 1) * misses]
-                hit = resident[shuffled(hot)[: TOP_K - misses]]
-                row.append(torch.cat([hit, missed])[shuffled(TOP_K)])
-            top_k.append(torch.stack(row))
-        self.fresh_tokens = torch.stack(tokens).int()
-        self.fresh_lru = torch.stack(lru).short()
-        self.tokens, self.lru = self.fresh_tokens.clone(), self.fresh_lru.clone()
-        self.top_k = torch.stack(top_k, dim=1).int().contiguous()  # [variants, batch, TOP_K]
-        self.host_locs = torch.stack([shuffled(HOST_ITEMS)[:SEQ_LEN] for _ in range(batch)])
-        self.locs = shuffled(batch * width).int().view(batch, width)
-        self.out = torch.empty(batch, TOP_K, dtype=torch.int32, device="cuda")
-        self.requests = torch.arange(batch, device="cuda")
-        self.seq_lens = torch.full((batch,), SEQ_LEN, device="cuda")
-        self.host_pool = host_pool[: HOST_ITEMS * case.item_size_bytes]
-        self.device_pool = device_pool[: batch * width * case.item_size_bytes]
-
-    def reset(self) -> None:
-        self.tokens.copy_(self.fresh_tokens)
-        self.lru.copy_(self.fresh_lru)
-
-    def arguments(self, variant: int) -> dict[str, Any]:
-        return {
-            "top_k_tokens": self.top_k[variant],
-            "device_buffer_tokens": self.tokens,
-            "host_cache_locs": self.host_locs,
-            "device_buffer_locs": self.locs,
-            "host_cache": self.host_pool,
-            "device_buffer": self.device_pool,
-            "top_k_device_locs": self.out,
-            "req_pool_indices": self.requests,
-            "seq_lens": self.seq_lens,
-            "lru_slots": self.lru,
-            "item_size_bytes": self.case.item_size_bytes,
-            "num_top_k": TOP_K,
-            "hot_buffer_size": self.case.hot_buffer_size,
-            "page_size": PAGE_SIZE,
+        us = {name: time.median for name, time in self.times.items()}
+        ours, floor, peer = us["ours"], us.get("floor", 0.0), us.get("peer")
+        rate = self.case.bytes / ours / 1e3
+        return asdict(self.case) | {
+            "us": ours,
+            "spread": self.times["ours"].spread,
+            "floor_us": floor,
+            "floor_blocks": self.floor_blocks,
+            "over_floor_us": ours - floor,
+            "share_of_floor": floor / ours,
+            "gb_per_s": rate,
+            "ceiling_gb_per_s": self.ceiling,
+            "share_of_ceiling": rate / self.ceiling,
+            "one_block_us": us["one block"],
+            "one_block_spread": self.times["one block"].spread,
+            "peer_us": peer,
+            "peer_spread": self.times["peer"].spread if peer else None,
+            "peer_ratio": peer / ours if peer else None,
         }
 
-    def plans(self) -> list[tuple[Any, Any]]:
-        """Per variant the host locs and device locs of all misses, as the op itself plans them."""
+
+class Pools:
+    """Items on both sides, shared by all cases."""
+
+    def __init__(self, device_items: int, largest_item: int) -> None:
         import torch
 
-        batch = self.case.batch
-        src = torch.zeros(batch, TOP_K, dtype=torch.int64, device="cuda")
-        dst = torch.zeros(batch, TOP_K, dtype=torch.int32, device="cuda")
-        count = torch.zeros(batch, dtype=torch.int32, device="cuda")
-        plans = []
-        for variant in range(VARIANTS):
-            self.reset()
-            hisparse.load_cache_to_device_buffer_mla(
-                **self.arguments(variant), miss_src=src, miss_dst=dst, miss_count=count, skip_io=True
-            )
-            missed = torch.arange(TOP_K, device="cuda")[None] < count[:, None]
-            if int(count.sum()) != batch * self.case.misses:
-                raise RuntimeError(f"{self.case}: planned {count.tolist()} misses")
-            plans.append((src[missed].contiguous(), dst[missed].long().contiguous()))
-        return plans
+        on_gpu = device() == "cuda"
+        self.host = torch.empty(HOST_ITEMS * largest_item, dtype=torch.uint8, pin_memory=on_gpu)
+        self.host.view(torch.int32).random_()
+        self.device = torch.zeros(max(device_items, CEILING_ITEMS) * largest_item, dtype=torch.uint8, device=device())
+
+    def of(self, item_size_bytes: int, device_items: int = CEILING_ITEMS) -> tuple[Any, Any]:
+        return self.host[: HOST_ITEMS * item_size_bytes], self.device[: device_items * item_size_bytes]
 
 
-def replays_for(case: Case) -> int:
-    return 20 if case.batch * case.misses * case.item_size_bytes > 4 << 20 else 60
-
-
-def measure_floor(state: State, replays: int) -> tuple[Time, int]:
-    """The pure copy of the same items with the best number of blocks."""
-    case = state.case
-    if case.misses == 0:
-        return Time(0.0, 0.0), 0
-    plans = state.plans()
-
-    def copy_with(blocks: int) -> Callable[[int], None]:
-        def copy(i: int) -> None:
-            hisparse.copy_items(state.host_pool, state.device_pool, *plans[i], case.item_size_bytes, blocks=blocks)
-
-        return copy
-
-    times = [(time_in_graph(copy_with(blocks), state.reset, VARIANTS, replays), blocks) for blocks in COPY_BLOCKS]
-    return min(times, key=lambda timed: timed[0].median)
-
-
-def measure_ceiling(host_pool: Any, device_pool: Any, item_size_bytes: int, ordered: bool) -> float:
-    """GB/s of a long gather of such items from host memory, with the best number of blocks."""
+def measure_ceiling(pools: Pools, item_size_bytes: int, sequential: bool, blocks: Iterable[int]) -> float:
+    """GB/s of a long gather of such items from the host, with the best number of blocks."""
     import torch
 
-    count = 1 << 16
-    order = torch.arange(count) if ordered else torch.randperm(HOST_ITEMS)[:count]
-    src, dst = order.cuda(), torch.randperm(count).cuda()
+    order = torch.arange(HOST_ITEMS) if sequential else torch.randperm(HOST_ITEMS)
+    src, dst = order[:CEILING_ITEMS].to(device()), torch.randperm(CEILING_ITEMS).to(device())
+    ends = pools.of(item_size_bytes)
 
-    def rate(blocks: int) -> float:
-        def copy(_: int) -> None:
-            hisparse.copy_items(host_pool, device_pool, src, dst, item_size_bytes, blocks=blocks)
+    def copy(_: int, count: int) -> None:
+        hisparse.copy_items(*ends, src, dst, item_size_bytes, blocks=count)
 
-        return count * item_size_bytes / time_in_graph(copy, None, 2, 5).median / 1e3
+    times = time_together({str(count): partial(copy, count=count) for count in blocks}, 2)
+    return CEILING_ITEMS * item_size_bytes / min(time.median for time in times.values()) / 1e3
 
-    return max(rate(blocks) for blocks in COPY_BLOCKS[2:])
+
+class Bench:
+    """Measures cases on the current device, and keeps what they have in common."""
+
+    def __init__(self, cases: list[Case], peer: ModuleType | None) -> None:
+        self.peer = peer
+        slots = max(case.batch * (case.hot_buffer_size + PAGE_SIZE) for case in cases)
+        self.pools = Pools(slots, max(case.item_size_bytes for case in cases))
+        self.copy_blocks = COPY_BLOCKS if device() == "cuda" else COPY_BLOCKS[:1]
+        self.ceilings: dict[tuple[int, str], float] = {}
+        self.floor_blocks: dict[tuple[Any, ...], int] = {}
+        self.state: State | None = None
+        self.state_key: Case | None = None
+
+    def state_of(self, case: Case) -> State:
+        key = Case(**asdict(case) | {"item_size_bytes": 0})
+        if self.state is None or key != self.state_key:
+            self.state = None  # before the next: two of 100 requests are large
+            self.state, self.state_key = case.make_state(), key
+        return self.state
+
+    def measure(self, case: Case) -> Row:
+        state, item = self.state_of(case), case.item_size_bytes
+        pools = self.pools.of(item, state.device_items)
+        key = (item, case.host_order)
+        if key not in self.ceilings:
+            self.ceilings[key] = measure_ceiling(
+                self.pools, item, case.host_order == "sequential", self.copy_blocks[-5:]
+            )
+
+        def swap_in(i: int, module: ModuleType = hisparse, **options: Any) -> None:
+            module.load_cache_to_device_buffer_mla(**state.arguments(i, *pools, item), **options)
+
+        calls = {"ours": swap_in, "one block": partial(swap_in, blocks_per_request=1)}
+        if self.peer is not None:
+            calls["peer"] = partial(swap_in, module=self.peer, block_size=PEER_BLOCK_SIZE)
+        blocks = 0
+        if case.misses > 0:
+            plans = state.plans(*pools, item)
+
+            def copy(i: int, count: int) -> None:
+                hisparse.copy_items(*pools, *plans[i], item, blocks=count)
+
+            blocks = self.best_copy_blocks(case, state, copy)
+            calls["floor"] = partial(copy, count=blocks)
+        return Row(case, time_together(calls, VARIANTS, state.reset), blocks, self.ceilings[key])
+
+    def best_copy_blocks(self, case: Case, state: State, copy: Callable[[int, int], None]) -> int:
+        """How many blocks copy such items fastest; the size of the hot buffer is nothing to a copy."""
+        key = (case.state, case.host_order, case.batch, case.misses, case.item_size_bytes)
+        if key not in self.floor_blocks:
+            calls = {str(count): partial(copy, count=count) for count in self.copy_blocks}
+            times = time_together(calls, VARIANTS, state.reset, seconds=0.005)
+            self.floor_blocks[key] = int(min(times, key=lambda count: times[count].median))
+        return self.floor_blocks[key]
 
 
 def measure(
@@ -189,48 +184,6 @@ def measure(
     peer: ModuleType | None = None,
     progress: Callable[[list[Case]], Iterable[Case]] = lambda cases: cases,
 ) -> Iterator[Row]:
-    """Measures the cases on the current GPU, one row each. ``peer`` is a module with the same function names."""
-    import torch
-
-    largest = max(case.item_size_bytes for case in cases)
-    slots = max(case.batch * (case.hot_buffer_size + PAGE_SIZE) for case in cases)
-    host_pool = torch.empty(HOST_ITEMS * largest, dtype=torch.uint8, pin_memory=True)
-    host_pool.view(torch.int32).random_()
-    device_pool = torch.zeros(max(slots, 1 << 16) * largest, dtype=torch.uint8, device="cuda")
-    ceilings: dict[tuple[int, bool], float] = {}
-    floors: dict[tuple[int, float, int, bool], tuple[Time, int]] = {}
-
-    for case in progress(cases):
-        state = State(case, host_pool, device_pool)
-        replays = replays_for(case)
-
-        def timed(op: Callable[..., None], replays: int = replays, state: State = state, **options: Any) -> Time:
-            return time_in_graph(lambda i: op(**state.arguments(i), **options), state.reset, VARIANTS, replays)
-
-        pools = (case.item_size_bytes, case.ordered)
-        if pools not in ceilings:
-            ceilings[pools] = measure_ceiling(host_pool, device_pool, *pools)
-        items = (case.item_size_bytes, case.miss_rate, case.batch, case.ordered)
-        if items not in floors:  # the hot buffer's size is nothing to a copy
-            floors[items] = measure_floor(state, replays)
-        floor, floor_blocks = floors[items]
-        yield Row(
-            case=case,
-            time=timed(hisparse.load_cache_to_device_buffer_mla),
-            one_block=timed(hisparse.load_cache_to_device_buffer_mla, blocks_per_request=1),
-            floor=floor,
-            floor_blocks=floor_blocks,
-            ceiling=ceilings[pools],
-            peer=timed(peer.load_cache_to_device_buffer_mla, block_size=1024) if peer else None,
-        )
-
-
-def all_cases(
-    hot_buffers: tuple[int, ...] = HOT_BUFFERS,
-    item_sizes: tuple[int, ...] = ITEM_SIZES,
-    miss_rates: tuple[float, ...] = MISS_RATES,
-    batches: tuple[int, ...] = BATCHES,
-    ordered: tuple[bool, ...] = (False, True),
-) -> list[Case]:
-    product = itertools.product(ordered, hot_buffers, item_sizes, miss_rates, batches)
-    return [Case(hot, item, miss, batch, state) for state, hot, item, miss, batch in product]
+    """Measures the cases on the current device, one row each. ``peer`` is a module with the same function names."""
+    bench = Bench(cases, peer)
+    yield from map(bench.measure, progress(cases))

@@ -1,6 +1,7 @@
 // The item copy of the NVIDIA targets: all items are one run of equal words, dealt out to the threads.
 #pragma once
 
+#include "copy_variants.cuh"
 #include "params.h"
 
 namespace hisparse::HISPARSE_TARGET {
@@ -8,7 +9,7 @@ namespace hisparse::HISPARSE_TARGET {
 // No lane idles at the end of an item: 576 B are 36 words of 16 B, and lanes 4..31 of the second step go on
 // with the next item. The word size divides item size and pool addresses, so that no access is ever
 // misaligned.
-template <class Items>
+template <class Items, class Variant = Shipped>
 class ChunkCopy {
  public:
   using Index = typename Items::Index;
@@ -77,7 +78,7 @@ class ChunkCopy {
         batch.halves |= static_cast<uint32_t>(is_half) << i;
         load_streaming_half(batch.words[i], src, batch.live[i] && is_half);
       }
-      load_streaming(batch.words[i], src, batch.live[i] && !is_half);
+      load_as<Variant>(batch.words[i], src, batch.live[i] && !is_half);
       advance();
     }
   }

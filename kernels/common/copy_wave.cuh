@@ -1,6 +1,7 @@
 // The item copy of the AMD targets: one wavefront moves one item.
 #pragma once
 
+#include "copy_variants.cuh"
 #include "params.h"
 
 namespace hisparse::HISPARSE_TARGET {
@@ -13,15 +14,15 @@ namespace hisparse::HISPARSE_TARGET {
 // A wavefront loads one round of kItems items before it stores the first: one step of 16 bytes, two of 8,
 // which cover as much, and the bytes. So an item of up to a round, remainder included, exposes one host round
 // trip.
-template <class Items>
+template <class Items, class Variant = Shipped>
 class WaveCopy {
  public:
   using Index = typename Items::Index;
 
   __device__ __forceinline__ WaveCopy(const Items& items, Index count, const CopyShape& shape)
-      : WaveCopy(items, count, shape.item_bytes) {}
+      : WaveCopy(items, count, shape.item_bytes, shape.widest_word) {}
   __device__ __forceinline__ WaveCopy(const Items& items, Index count, const TileShape& shape)
-      : WaveCopy(items, count, shape.part_bytes) {}
+      : WaveCopy(items, count, shape.part_bytes, 16) {}
 
   // Has nothing in flight yet when it returns.
   __device__ __forceinline__ void start(int32_t worker, int32_t workers) {
@@ -67,8 +68,13 @@ class WaveCopy {
   }
 
  private:
-  __device__ __forceinline__ WaveCopy(const Items& items, Index count, int32_t item_bytes)
-      : items_(items), count_(count), item_bytes_(item_bytes), words_end_(item_bytes & ~7) {}
+  __device__ __forceinline__ WaveCopy(const Items& items, Index count, int32_t item_bytes,
+                                      int32_t widest_word)
+      : items_(items),
+        count_(count),
+        item_bytes_(item_bytes),
+        words_end_(item_bytes & ~7),
+        wide_end_(widest_word < 16 ? 0 : item_bytes - item_bytes % (Variant::kIsGated ? kRound : 16)) {}
 
   static constexpr int kItems = 4;
   static constexpr bool kHasTail = Items::kTailAt != kNoTail;
@@ -108,7 +114,7 @@ class WaveCopy {
     const auto bits =
         static_cast<int32_t>(reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst));
     const bool aligned = (warp_uniform(bits) & 15) == 0;
-    return {src, dst, live ? item_bytes_ : 0, live && aligned ? item_bytes_ - item_bytes_ % kRound : 0, 0, 0};
+    return {src, dst, live ? item_bytes_ : 0, live && aligned ? wide_end_ : 0, 0, 0};
   }
 
   __device__ __forceinline__ void find_tail(Index index, Item& item) const {
@@ -125,6 +131,10 @@ class WaveCopy {
   }
 
   __device__ __forceinline__ int32_t wide_at(int32_t at) const { return at + lane_ * 16; }
+  // A gated step fills the wavefront.
+  __device__ __forceinline__ bool is_wide(const Item& item, int32_t at) const {
+    return (Variant::kIsGated ? at : wide_at(at)) < item.wide_end;
+  }
   __device__ __forceinline__ int32_t narrow_at(const Item& item, int32_t at, int step) const {
     return item.wide_end + at + step * kNarrowStep + lane_ * 8;
   }
@@ -133,7 +143,7 @@ class WaveCopy {
   }
 
   __device__ __forceinline__ void load(const Item& item, int32_t at, Round& round) const {
-    if (at < item.wide_end) load_streaming(round.wide, item.src + wide_at(at), true);
+    if (is_wide(item, at)) load_as<Variant>(round.wide, item.src + wide_at(at), true);
     HISPARSE_UNROLL
     for (int step = 0; step < 2; ++step)
       if (const int32_t from = narrow_at(item, at, step); from < words_end(item))
@@ -142,7 +152,7 @@ class WaveCopy {
   }
 
   __device__ __forceinline__ void store(const Item& item, int32_t at, const Round& round) const {
-    if (at < item.wide_end) store_cached(item.dst + wide_at(at), round.wide, true);
+    if (is_wide(item, at)) store_cached(item.dst + wide_at(at), round.wide, true);
     HISPARSE_UNROLL
     for (int step = 0; step < 2; ++step)
       if (const int32_t to = narrow_at(item, at, step); to < words_end(item))
@@ -155,6 +165,7 @@ class WaveCopy {
   const Index count_;
   const int32_t item_bytes_;
   const int32_t words_end_;
+  const int32_t wide_end_;  // of an aligned item
   int32_t lane_ = 0;
   int32_t first_ = 0;
   int32_t waves_ = 0;

@@ -16,18 +16,20 @@ namespace hisparse {
   KERNEL(id##4, name##_4, SwapInParams, swap_in<ItemCopy, __VA_ARGS__, 4>) \
   KERNEL(id##8, name##_8, SwapInParams, swap_in<ItemCopy, __VA_ARGS__, 8>) \
   KERNEL(id##Any, name##_any, SwapInParams, swap_in<ItemCopy, __VA_ARGS__, 0>)
-#define HISPARSE_KERNELS(KERNEL)                                                                         \
-  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapIn, hisparse_swap_in, LinearLayout, TokenSelection)                \
-  HISPARSE_SWAP_IN_SIZES(KERNEL, kDsv4SwapIn, hisparse_dsv4_swap_in, Dsv4Layout, TokenSelection)         \
-  HISPARSE_SWAP_IN_SIZES(KERNEL, kBlockSwapIn, hisparse_block_swap_in, KeyValueLayout, BlockSelection)   \
-  KERNEL(kCopyItems, hisparse_copy_items, CopyItemsParams, copy_items<ItemCopy>)                         \
-  KERNEL(kCopyPlanned, hisparse_copy_planned, PlannedCopyParams, copy_planned<TileCopy, LinearLayout>)   \
-  KERNEL(kCopyPlannedDsv4, hisparse_copy_planned_dsv4, PlannedCopyParams,                                \
-         copy_planned<TileCopy, Dsv4Layout>)                                                             \
-  KERNEL(kCopyLayersDsv4, hisparse_copy_layers_dsv4, LayerCopyParams, copy_layers<TileCopy, Dsv4Layout>) \
-  KERNEL(kTransfer, hisparse_transfer, TransferParams, transfer<TileCopy>)                               \
-  KERNEL(kTranslate, hisparse_translate, TranslateParams, translate)                                     \
-  KERNEL(kCheckSwapIn, hisparse_check_swap_in, SwapInCheckParams, check_swap_in)                         \
+#define HISPARSE_KERNELS(KERNEL)                                                                             \
+  HISPARSE_SWAP_IN_SIZES(KERNEL, kSwapIn, hisparse_swap_in, LinearLayout, TokenSelection)                    \
+  HISPARSE_SWAP_IN_SIZES(KERNEL, kDsv4SwapIn, hisparse_dsv4_swap_in, Dsv4Layout, TokenSelection)             \
+  HISPARSE_SWAP_IN_SIZES(KERNEL, kBlockSwapIn, hisparse_block_swap_in, KeyValueLayout, BlockSelection)       \
+  KERNEL(kCopyItems, hisparse_copy_items, CopyItemsParams, copy_items<ItemCopy>)                             \
+  KERNEL(kCopyItemsPlainLoads, hisparse_copy_items_plain_loads, CopyItemsParams, copy_items<PlainLoadsCopy>) \
+  KERNEL(kCopyItemsUngated, hisparse_copy_items_ungated, CopyItemsParams, copy_items<UngatedCopy>)           \
+  KERNEL(kCopyPlanned, hisparse_copy_planned, PlannedCopyParams, copy_planned<TileCopy, LinearLayout>)       \
+  KERNEL(kCopyPlannedDsv4, hisparse_copy_planned_dsv4, PlannedCopyParams,                                    \
+         copy_planned<TileCopy, Dsv4Layout>)                                                                 \
+  KERNEL(kCopyLayersDsv4, hisparse_copy_layers_dsv4, LayerCopyParams, copy_layers<TileCopy, Dsv4Layout>)     \
+  KERNEL(kTransfer, hisparse_transfer, TransferParams, transfer<TileCopy>)                                   \
+  KERNEL(kTranslate, hisparse_translate, TranslateParams, translate)                                         \
+  KERNEL(kCheckSwapIn, hisparse_check_swap_in, SwapInCheckParams, check_swap_in)                             \
   KERNEL(kCheckIndices, hisparse_check_indices, IndexCheckParams, check_indices)
 
 enum class KernelId : int32_t {
@@ -81,10 +83,12 @@ struct CopyShape {
   int32_t words_per_item;  // the last may be a half one
   int32_t item_step;       // a thread's next word is so many items
   int32_t word_step;       // and words further on
+  int32_t widest_word;     // 16, or less where a benchmark wants it so
 
-  static constexpr CopyShape make(int32_t item_bytes, int32_t word_bytes, int32_t workers) {
+  static constexpr CopyShape make(int32_t item_bytes, int32_t word_bytes, int32_t workers,
+                                  int32_t widest_word = 16) {
     const int32_t words = (item_bytes + word_bytes - 1) / word_bytes;
-    return {item_bytes, word_bytes, words, workers / words, workers % words};
+    return {item_bytes, word_bytes, words, workers / words, workers % words, widest_word};
   }
 };
 

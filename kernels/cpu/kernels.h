@@ -21,22 +21,33 @@
 
 namespace hisparse::HISPARSE_TARGET {
 
-template <template <class> class ItemCopy, template <class> class TileCopy>
-cpu::Kernel kernel_with(KernelId id) {
-  switch (id) {
+template <template <class...> class Copy, template <class...> class Tile>
+struct Kernels {
+  template <class Items>
+  using ItemCopy = Copy<Items>;
+  template <class Items>
+  using PlainLoadsCopy = Copy<Items, PlainLoads>;
+  template <class Items>
+  using UngatedCopy = Copy<Items, Ungated>;
+  template <class Items>
+  using TileCopy = Tile<Items>;
+
+  static cpu::Kernel find(KernelId id) {
+    switch (id) {
 #define HISPARSE_ENTRY_POINT(id, name, Params, ...) \
   case KernelId::id:                                \
     return [](const void* params) { __VA_ARGS__(*static_cast<const Params*>(params)); };
-    HISPARSE_KERNELS(HISPARSE_ENTRY_POINT)
+      HISPARSE_KERNELS(HISPARSE_ENTRY_POINT)
 #undef HISPARSE_ENTRY_POINT
-    case KernelId::kCount:
-      break;
+      case KernelId::kCount:
+        break;
+    }
+    return nullptr;
   }
-  return nullptr;
-}
+};
 
 cpu::Kernel kernel(KernelId id, bool chunk_copy) {
-  return chunk_copy ? kernel_with<ChunkCopy, TileCopy>(id) : kernel_with<WaveCopy, WaveCopy>(id);
+  return chunk_copy ? Kernels<ChunkCopy, TileCopy>::find(id) : Kernels<WaveCopy, WaveCopy>::find(id);
 }
 
 }  // namespace hisparse::HISPARSE_TARGET

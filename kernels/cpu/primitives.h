@@ -119,6 +119,10 @@ inline void load_before_stores(Word<kBytes>& word, const unsigned char* address,
   load_streaming(word, address, enabled);
 }
 template <int kBytes>
+inline void load_plain(Word<kBytes>& word, const unsigned char* address, bool enabled) {
+  load_streaming(word, address, enabled);
+}
+template <int kBytes>
 inline void store_cached(unsigned char* address, const Word<kBytes>& word, bool enabled) {
   if (enabled) *reinterpret_cast<Word<kBytes>*>(address) = word;
 }

@@ -15,6 +15,10 @@ namespace hisparse {
 namespace HISPARSE_TARGET {
 template <class Items>
 using ItemCopy = ChunkCopy<Items>;
+template <class Items>
+using PlainLoadsCopy = ChunkCopy<Items, PlainLoads>;
+template <class Items>
+using UngatedCopy = ChunkCopy<Items, Ungated>;
 }  // namespace HISPARSE_TARGET
 
 using namespace HISPARSE_TARGET;

@@ -159,6 +159,9 @@ HISPARSE_LOADS(load_streaming, "ld.global.nc.L1::no_allocate")
 // save registers, and fewer are in flight than were written.
 HISPARSE_LOADS(load_before_stores, "ld.global.L1::no_allocate")
 
+// With no such hint.
+HISPARSE_LOADS(load_plain, "ld.global")
+
 #undef HISPARSE_LOADS
 
 // Stores through L2, where attention reads the item next.

@@ -15,6 +15,10 @@ namespace HISPARSE_TARGET {
 template <class Items>
 using ItemCopy = WaveCopy<Items>;
 template <class Items>
+using PlainLoadsCopy = WaveCopy<Items, PlainLoads>;
+template <class Items>
+using UngatedCopy = WaveCopy<Items, Ungated>;
+template <class Items>
 using TileCopy = WaveCopy<Items>;
 }  // namespace HISPARSE_TARGET
 

@@ -137,6 +137,10 @@ __device__ __forceinline__ void load_streaming(Word<16>& word, const unsigned ch
   using Vector = decltype(word.value);
   if (enabled) word.value = __builtin_nontemporal_load(as_global<const Vector>(address));
 }
+__device__ __forceinline__ void load_plain(Word<16>& word, const unsigned char* address, bool enabled) {
+  using Vector = decltype(word.value);
+  if (enabled) word.value = *as_global<const Vector>(address);
+}
 __device__ __forceinline__ void store_cached(unsigned char* address, const Word<16>& word, bool enabled) {
   using Vector = decltype(Word<16>::value);
   if (enabled) *as_global<Vector>(address) = word.value;

@@ -189,6 +189,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("add_content_checks", [](int count) { content_checks += count; });
   module.def("cpu_options", &get_cpu_options);
   module.def("set_cpu_options", &change_cpu_options);
+  module.def("leave_out", [](int part) { leave_out(static_cast<CopyPart>(part)); });
 }
 
 #undef PyInit__C

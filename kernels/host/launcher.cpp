@@ -1,6 +1,7 @@
 #include "launcher.h"
 
 #include <algorithm>
+#include <atomic>
 #include <initializer_list>
 #include <utility>
 
@@ -14,14 +15,17 @@
 namespace hisparse::host {
 namespace {
 
+std::atomic<CopyPart> left_out{CopyPart::kNone};
+
 CopyShape copy_shape(std::initializer_list<const void*> pools, int64_t item_size_bytes, int32_t workers) {
+  const int32_t widest_word = left_out == CopyPart::kWideWords ? 8 : 16;
   uint64_t together = static_cast<uint64_t>(item_size_bytes);
   for (const void* pool : pools) together |= reinterpret_cast<uintptr_t>(pool);
   int32_t word_bytes = 1;
   for (int32_t candidate : {4, 8, 16}) {
-    if (together % candidate == 0) word_bytes = candidate;
+    if (candidate <= widest_word && together % candidate == 0) word_bytes = candidate;
   }
-  return CopyShape::make(static_cast<int32_t>(item_size_bytes), word_bytes, workers);
+  return CopyShape::make(static_cast<int32_t>(item_size_bytes), word_bytes, workers, widest_word);
 }
 
 CopyShape swap_in_copy_shape(const SwapInCall& call, int32_t workers) {
@@ -67,6 +71,8 @@ std::optional<DeviceKind> gpu_kind(bool prefers_rocm) {
   }
   return std::nullopt;
 }
+
+void leave_out(CopyPart part) { left_out = part; }
 
 void launch(SwapInCall& call) {
   SwapInParams& params = call.params;
@@ -155,7 +161,10 @@ void launch(CopyItemsCall& call) {
   shape.threads = kCopyThreads;
   params.copy =
       copy_shape({params.src.base, params.dst.base}, call.item_size_bytes, shape.blocks * kCopyThreads);
-  runtime.launch(KernelId::kCopyItems, &params, sizeof(params), shape, call.device.index, call.stream);
+  const KernelId kernel = left_out == CopyPart::kLoadHint ? KernelId::kCopyItemsPlainLoads
+                          : left_out == CopyPart::kGate   ? KernelId::kCopyItemsUngated
+                                                          : KernelId::kCopyItems;
+  runtime.launch(kernel, &params, sizeof(params), shape, call.device.index, call.stream);
 }
 
 }  // namespace hisparse::host

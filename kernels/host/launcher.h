@@ -62,6 +62,13 @@ struct CopyItemsCall {
   int64_t blocks = 0;  // 0: by policy
 };
 
+// Parts of the item copy that the benchmark leaves out, to see what they bring: words of more than 8 bytes,
+// and of copy_items alone the hint that data is read once, and the gate of the AMD copy.
+enum class CopyPart : int32_t { kNone, kWideWords, kLoadHint, kGate };
+
+// From now on, process-wide.
+void leave_out(CopyPart part);
+
 // Raises std::invalid_argument where the device can't do what was asked, before anything is launched. An
 // empty batch or index list passes the same checks and launches nothing.
 void launch(SwapInCall& call);
