@@ -201,13 +201,12 @@ def test_the_first_fault_in_row_and_column_is_reported(place, rng):
 
 
 def test_little_shared_memory_takes_more_rounds(rng):
-    case = make(rng)
-    case["device_buffer_tokens"][case["req_pool_indices"][0], [1, 2]] = 70
-    arguments = {**case.views(), **case.sizes, "block_size": 64}
-    least = 2048  # hardly more than the op itself needs with a block of 64
-    refusal = pytest.raises(hisparse.ContentError, match="device_buffer_tokens")
-    with hisparse.cpu.options(shared_memory_bytes=least), hisparse.checking(), refusal:
-        hisparse.load_cache_to_device_buffer_mla(**arguments)
+    row = Row(200_001, [-1], np.arange(1, 41) * 2)
+    case = make_case(rng, [row], num_top_k=1, hot_buffer_size=40, item_size_bytes=4, max_tokens=200_002, host_rows=9)
+    case["device_buffer_tokens"][case["req_pool_indices"][0], [3, 39]] = 140_001
+    refusal = pytest.raises(hisparse.ContentError, match="device_buffer_tokens: .* got 140001")
+    with hisparse.cpu.options(shared_memory_bytes=1 << 14), hisparse.checking(), refusal:
+        hisparse.load_cache_to_device_buffer_mla(**case.views(), **case.sizes)
 
 
 # When it runs
