@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2"}
 BUNDLE = b"__CLANG_OFFLOAD_BUNDLE__"
 _PAGE = 4096  # device code begins on one
-_EXECUTABLE, _BIND_NOW = 1, 8
+_EXECUTABLE, _WRITABLE, _BIND_NOW = 1, 2, 8
 
 
 class Fault(Exception):
@@ -167,11 +167,14 @@ def check_hardening(wheel: Wheel) -> str:
     segments = {segment["p_type"]: segment for segment in wheel.elf.iter_segments()}
     expect("PT_GNU_STACK" in segments and not segments["PT_GNU_STACK"]["p_flags"] & _EXECUTABLE, "executable stack")
     expect("PT_GNU_RELRO" in segments, "no RELRO")
+    both = _EXECUTABLE | _WRITABLE
+    found = [segment for segment in wheel.elf.iter_segments("PT_LOAD") if segment["p_flags"] & both == both]
+    expect(not found, f"{len(found)} segments that are writable and executable")
     tags = {tag.entry.d_tag: tag.entry.d_val for tag in wheel.elf.get_section_by_name(".dynamic").iter_tags()}
     expect("DT_BIND_NOW" in tags or tags.get("DT_FLAGS", 0) & _BIND_NOW, "no BIND_NOW")
     for tag in ("DT_RPATH", "DT_RUNPATH", "DT_TEXTREL"):
         expect(tag not in tags, f"has {tag}")
-    return "stack not executable, RELRO, BIND_NOW, no RPATH, no TEXTREL"
+    return "stack not executable, nothing both writable and executable, RELRO, BIND_NOW, no RPATH, no TEXTREL"
 
 
 def check_symbols(wheel: Wheel) -> str:

@@ -139,6 +139,12 @@ def test_rocm_needs_torch_in_the_build_environment(no_toolchains):
         extension.configure(ROOT, "1.2.3")
 
 
+def test_a_free_threaded_python_is_refused(no_toolchains):
+    no_toolchains.setattr(extension.sysconfig, "get_config_var", {"Py_GIL_DISABLED": 1}.get)
+    with pytest.raises(BuildError, match="needs the GIL"):
+        extension.configure(ROOT, "1.2.3")
+
+
 def test_no_host_compiler_is_an_error(no_toolchains):
     no_toolchains.setenv("CXX", "no-such-compiler")
     with pytest.raises(BuildError, match="no C\\+\\+ compiler: 'no-such-compiler'"):

@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from family_cases import block_case, check_blocks, check_dsv4, dsv4_case
 from places import assert_same, call
 from swap_in_cases import Row, check, make_case, random_row, run
 
@@ -34,17 +35,17 @@ def make(rng, *, rows=4, real=None, **others):
     return make_case(rng, cases, num_real_reqs=real, **sizes, **others)
 
 
-def refused(place, case, **options) -> hisparse.ContentError:
-    before = case.copy()
+def refused(place, case, function=hisparse.load_cache_to_device_buffer_mla, **options) -> hisparse.ContentError:
+    before = {name: array.copy() for name, array in case.arrays.items()}
     found = []
 
     def op(**arguments):
         with pytest.raises(hisparse.ContentError) as raised, hisparse.checking():
-            hisparse.load_cache_to_device_buffer_mla(**arguments)
+            function(**arguments)
         found.append(raised.value)
 
     after = call(place, op, case.arrays, **case.sizes, **options)
-    assert_same(after, before.arrays)
+    assert_same(after, before)
     (error,) = found
     assert isinstance(error, ValueError) and str(error).startswith(f"{error.argument}: expected ")
     return error
@@ -201,13 +202,63 @@ def test_the_first_fault_in_row_and_column_is_reported(place, rng):
 
 
 def test_little_shared_memory_takes_more_rounds(rng):
-    case = make(rng)
-    case["device_buffer_tokens"][case["req_pool_indices"][0], [1, 2]] = 70
-    arguments = {**case.views(), **case.sizes, "block_size": 64}
-    least = 2048  # hardly more than the op itself needs with a block of 64
-    refusal = pytest.raises(hisparse.ContentError, match="device_buffer_tokens")
-    with hisparse.cpu.options(shared_memory_bytes=least), hisparse.checking(), refusal:
-        hisparse.load_cache_to_device_buffer_mla(**arguments)
+    row = Row(200_001, [-1], np.arange(1, 41) * 2)
+    case = make_case(rng, [row], num_top_k=1, hot_buffer_size=40, item_size_bytes=4, max_tokens=200_002, host_rows=9)
+    case["device_buffer_tokens"][case["req_pool_indices"][0], [3, 39]] = 140_001
+    refusal = pytest.raises(hisparse.ContentError, match="device_buffer_tokens: .* got 140001")
+    with hisparse.cpu.options(shared_memory_bytes=1 << 14), hisparse.checking(), refusal:
+        hisparse.load_cache_to_device_buffer_mla(**case.views(), **case.sizes)
+
+
+# The other swap-ins
+
+
+def test_pages_of_deepseek_v4(place, rng):
+    resident = rng.permutation(LENGTH - 1)[:HOT].astype(np.int64)
+    row = Row(LENGTH, rng.permutation(LENGTH)[:NUM_TOP_K], resident)
+    case = dsv4_case(rng, [row], num_top_k=NUM_TOP_K, hot_buffer_size=HOT, max_tokens=MAX_TOKENS)
+    with hisparse.checking():
+        check_dsv4(place, case)
+    function = hisparse.load_cache_to_device_buffer_dsv4_mla
+    rid, token = case["req_pool_indices"][0], next(t for t in row.top_k if t < LENGTH - 1)
+    rows = len(case["host_cache"]) * 64
+    case["host_cache_locs"][rid, token] = rows
+    error = refused(place, case, function)
+    assert (error.argument, error.row, error.column) == ("host_cache_locs", rid, token)
+    assert f"0 to {rows - 1}, " in str(error)
+    case["host_cache_locs"][rid, token] = rows - 1
+    case["device_buffer_tokens"][rid, [2, 9]] = 3
+    assert refused(place, case, function).argument == "device_buffer_tokens"
+
+
+def test_blocks_with_keys_and_values(place, rng):
+    def make_blocks():
+        resident = rng.permutation(LENGTH - 1)[:HOT].astype(np.int64)
+        # The last block reaches past the end of the sequence.
+        return block_case(rng, [(LENGTH, [22, 3, -1, 7, 0], resident)], 4, HOT)
+
+    function = hisparse.load_blocks_to_device_buffer_mha
+    with hisparse.checking():
+        check_blocks(place, make_blocks())
+
+    case = make_blocks()
+    rid = case["req_pool_indices"][0]
+    case["host_cache_locs"][rid, 30] = -1  # token 30 is in block 7
+    error = refused(place, case, function)
+    assert (error.argument, error.row, error.column) == ("host_cache_locs", rid, 30)
+
+    case = make_blocks()
+    columns = case["host_cache_locs"].shape[1]
+    case["seq_lens"][0] = columns + 9
+    case["top_k_blocks"][0, 2] = (columns + 3) // 4
+    error = refused(place, case, function)
+    assert (error.argument, error.row, error.column) == ("top_k_blocks", 0, 2)
+
+    case = make_blocks()
+    rid = case["req_pool_indices"][0]
+    case["lru_slots"][rid, 4] = case["lru_slots"][rid, 11]
+    error = refused(place, case, function)
+    assert (error.argument, error.row, error.column) == ("lru_slots", rid, 4)
 
 
 # When it runs

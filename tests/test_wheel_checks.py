@@ -110,6 +110,18 @@ def test_main_names_each_fault_and_fails(tmp_path, capsys):
     [
         (["-Wl,-z,execstack"], "", "hardening", "executable stack"),
         (["-Wl,-z,lazy"], "", "hardening", "no BIND_NOW"),
+        (
+            [],
+            'asm(".section .both, \\"awx\\"; .quad 0; .text");',
+            "hardening",
+            "1 segments that are writable and executable",
+        ),
+        (
+            ["-Wl,-z,notext"],
+            'asm(".text\\n.quad PyInit__C"); extern "C" void other() {}',
+            "hardening",
+            "has DT_TEXTREL",
+        ),
         (["-Wl,-z,norelro"], "", "hardening", "no RELRO"),
         (["-Wl,-rpath,/opt/rocm/lib", "-Wl,--disable-new-dtags"], "", "hardening", "DT_RPATH"),
         (["-Wl,-rpath,/opt/rocm/lib", "-Wl,--enable-new-dtags"], "", "hardening", "DT_RUNPATH"),

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -44,6 +45,8 @@ class BuildExtension(build_ext):
 
 def configure(root: Path, version: str) -> tuple[Build, dict[str, str]]:
     """The build that the environment asks for, and why each target or default architecture left out of it is."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise BuildError("hisparse needs the GIL: a free-threaded Python cannot have it")
     sanitizers = _sanitizers(os.environ.get("HISPARSE_SANITIZE"))
     demanded = demanded_targets(os.environ.get("HISPARSE_TARGETS"))
     targets: dict[str, DeviceTarget | None] = {"cuda": None, "rocm": None}

@@ -47,7 +47,9 @@ class GpuRuntime::RelaxedCapture {
   explicit RelaxedCapture(GpuRuntime& runtime) : runtime_(runtime) {
     runtime_.check(runtime_.functions_.exchange_capture_mode, &mode_);
   }
-  ~RelaxedCapture() { runtime_.functions_.exchange_capture_mode.call(&mode_); }
+  ~RelaxedCapture() {
+    if (runtime_.functions_.exchange_capture_mode.call(&mode_) != 0) runtime_.clear_error();
+  }
   RelaxedCapture(const RelaxedCapture&) = delete;
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
@@ -121,8 +123,13 @@ void GpuRuntime::load_driver() {
     info.shared_memory_bytes = static_cast<size_t>(attribute(attributes_.shared_memory_bytes, index));
   }
   int version = 0;
-  if (functions_.get_version.call != nullptr && functions_.get_version.call(&version) == 0)
-    driver_.version = version_text(version);
+  if (functions_.get_version.call != nullptr) {
+    if (functions_.get_version.call(&version) == 0) {
+      driver_.version = version_text(version);
+    } else {
+      clear_error();
+    }
+  }
   devices_ = std::move(devices);
   forks_before_ = forks;
   is_loaded_.store(true, std::memory_order_release);

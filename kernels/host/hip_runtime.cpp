@@ -131,7 +131,7 @@ class HipRuntime final : public GpuRuntime {
   }
 
   void leave(int previous) override {
-    if (previous != kUnchanged) set_device_.call(previous);
+    if (previous != kUnchanged && set_device_.call(previous) != 0) clear_error();
   }
 
   // HIP keeps the last error of a thread until it is asked for: the framework must not find ours.

@@ -1,5 +1,6 @@
 #include "tensor.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "arguments.h"
@@ -114,6 +115,8 @@ TensorView::TensorView(const char* argument, py::handle object) : argument_(argu
     if (!error.matches(PyExc_Exception)) throw;
     why = text(" (", error.what(), ")");
     why = why.substr(0, why.find('\n'));
+  } catch (const py::cast_error&) {
+    why = " (an attribute that is no number or text, or one that is too large)";
   }
   type_error(argument, "a dense torch.Tensor or numpy.ndarray", type_name(object) + why);
 }
@@ -143,8 +146,8 @@ bool TensorView::read_exchange_api() {
 void TensorView::read_torch_attributes() {
   const py::handle tensor(object_);
   data_ = reinterpret_cast<void*>(tensor.attr("data_ptr")().cast<uintptr_t>());
+  element_bits_ = int64_t{8} * tensor.attr("element_size")().cast<int32_t>();
   own_layout(integers(tensor.attr("shape")), integers(tensor.attr("stride")()));
-  element_bits_ = 8 * tensor.attr("element_size")().cast<int64_t>();
   const std::string dtype = dtype_text();
   if (dtype.rfind("torch.int", 0) == 0) type_code_ = dlpack::kInt;
   if (dtype.rfind("torch.uint", 0) == 0) type_code_ = dlpack::kUnsigned;
@@ -168,10 +171,11 @@ void TensorView::read_numpy_array() {
   }
   const py::tuple data = interface["data"];
   const auto typestr = interface["typestr"].cast<std::string>();
-  const auto element_bytes = py::handle(object_).attr("itemsize").cast<int64_t>();
+  const auto element_bytes = py::handle(object_).attr("itemsize").cast<int32_t>();
   data_ = reinterpret_cast<void*>(data[0].cast<uintptr_t>());
   read_only_ = data[1].cast<bool>();
-  element_bits_ = 8 * element_bytes;
+  element_bits_ = int64_t{8} * element_bytes;
+  if (typestr.size() < 2) type_error(argument_, "an array with a dtype", "one without");
   if (typestr[0] != '>' && typestr[1] == 'i') type_code_ = dlpack::kInt;
   if (typestr[0] != '>' && typestr[1] == 'u') type_code_ = dlpack::kUnsigned;
 
@@ -180,6 +184,8 @@ void TensorView::read_numpy_array() {
   const py::object byte_strides = interface["strides"];
   if (!byte_strides.is_none()) {
     const std::vector<int64_t> bytes = integers(byte_strides);
+    strides.resize(bytes.size());
+    if (bytes.size() != shape.size()) own_layout(std::move(shape), strides);  // refuses it
     for (size_t i = 0; i < shape.size(); ++i) {
       if (shape[i] <= 1) continue;  // NumPy may put any stride there
       if (element_bytes != 0 && bytes[i] % element_bytes == 0) {
@@ -225,7 +231,14 @@ void TensorView::set_device(int32_t dlpack_type, int index) {
   }
 }
 
+// What a subclass says of itself need not be so.
 void TensorView::own_layout(std::vector<int64_t> shape, const std::vector<int64_t>& strides) {
+  const bool has_negative = std::any_of(shape.begin(), shape.end(), [](int64_t size) { return size < 0; });
+  if (has_negative || element_bits_ < 0 || shape.size() != strides.size()) {
+    type_error(argument_, "as many strides as sizes, and no negative size",
+               text("shape ", tuple_text(shape.data(), static_cast<int>(shape.size())), " with ",
+                    strides.size(), " strides"));
+  }
   ndim_ = static_cast<int32_t>(shape.size());
   owned_layout_ = std::move(shape);
   owned_layout_.insert(owned_layout_.end(), strides.begin(), strides.end());
