@@ -16,15 +16,24 @@ SWAP_IN, WAVE, CHUNK, TILE = (
     COMMON + name for name in ("swap_in.cuh", "copy_wave.cuh", "copy_chunk.cuh", "copy_tile.cuh")
 )
 TRANSFER, LAYOUTS, ITEM_LAYOUTS = (COMMON + name for name in ("transfer.cuh", "layouts.h", "item_layouts.h"))
+INDEX, PLANNED = (COMMON + name for name in ("index_vector.cuh", "copy_planned.cuh"))
 HIP, CUDA = "kernels/hip/primitives.h", "kernels/cuda/primitives.cuh"
 
 # What has to notice: test files, the likeliest first, or an architecture whose code breaks a rule of the ISA gate.
 FUZZING = ("test_fuzz.py",)
+LAYOUT_TESTS = next(path.name for path in (ROOT / "tests").glob("test_*layouts.py"))
 SWAP_IN_TESTS = (*FUZZING, "test_swap_in.py", "test_swap_in_sizes.py", "test_field_cases.py")
 SAFETY_TESTS = ("test_swap_in_safety.py", *FUZZING)
 COPY_TESTS = (*FUZZING, "test_copy_items.py")
-TRANSFER_TESTS = (*FUZZING, "test_kvcacheio.py", "test_kvcacheio_layouts.py")
-LARGE_POOL_TESTS = ("test_field_cases.py", "test_kvcacheio_field_cases.py", "test_kvcacheio_layouts.py")
+TRANSFER_TESTS = (*FUZZING, "test_kvcacheio.py", LAYOUT_TESTS)
+LARGE_POOL_TESTS = ("test_field_cases.py", "test_kvcacheio_field_cases.py", LAYOUT_TESTS)
+PLANNED_TESTS = (*FUZZING, "test_planned_copy.py", "test_dsv4_transfer.py")
+TESTS_OF_BARRIERS = {
+    "content_check.cuh": ("test_content_check.py",),
+    "copy_planned.cuh": PLANNED_TESTS,
+    "copy_range.cuh": PLANNED_TESTS,
+    "transfer.cuh": TRANSFER_TESTS,
+}
 ERROR_TESTS = ("test_errors.py", "test_kvcacheio_errors.py", "test_bad_input.py")
 
 
@@ -59,9 +68,12 @@ BY_HAND = [
     ),
     Mutation("short sequence: no miss count", SWAP_IN, "p_.miss_count[row_] = 0;", ";"),
     Mutation("padding keeps its output", SWAP_IN, "if (block_part() == 0) write_padding();", ""),
-    Mutation("index of 64 bits: high half ignored", SWAP_IN, "vector.is_int64 ? at[1] : low >> 31", "low >> 31"),
+    Mutation("index of 64 bits: high half ignored", INDEX, "vector.is_int64 ? low_half[1] : low >> 31", "low >> 31"),
     Mutation(
-        "index of 32 bits: sign lost", SWAP_IN, "vector.is_int64 ? at[1] : low >> 31", "vector.is_int64 ? at[1] : 0"
+        "index of 32 bits: sign lost",
+        INDEX,
+        "vector.is_int64 ? low_half[1] : low >> 31",
+        "vector.is_int64 ? low_half[1] : 0",
     ),
     Mutation(
         "LRU: filled slots stay in front",
@@ -139,7 +151,12 @@ BY_HAND = [
     ),
     # How items are copied.
     Mutation(
-        "wave: gate removed", WAVE, "item_bytes_ - item_bytes_ % kRound", "item_bytes_ & ~15", COPY_TESTS, quick=True
+        "wave: gate removed",
+        WAVE,
+        "item_bytes - item_bytes % (Variant::kIsGated ? kRound : 16)",
+        "item_bytes & ~15",
+        COPY_TESTS,
+        quick=True,
     ),
     Mutation("wave: a round of 32 lanes", WAVE, "kRound = kWarpSize * 16", "kRound = 32 * 16", COPY_TESTS),
     Mutation(
@@ -237,6 +254,43 @@ BY_HAND = [
         "return static_cast<int32_t>(token * page_stride);",
         LARGE_POOL_TESTS,
     ),
+    # The swap-in's relatives.
+    Mutation(
+        "pages: scales as far apart as values", ITEM_LAYOUTS, "place * kScaleBytes", "place * kValueBytes", FUZZING
+    ),
+    Mutation("pages: scale taken for a part of the value", ITEM_LAYOUTS, "at < kTailAt", "at <= kTailAt", FUZZING),
+    Mutation(
+        "planned copy: padding copied",
+        PLANNED,
+        "if (first + i < real_rows) of_group += of_row;",
+        "of_group += of_row;",
+        FUZZING,
+    ),
+    Mutation("planned copy: one row checked for none", PLANNED, "real_rows > 0 ? only : 0", "only", FUZZING),
+    Mutation(
+        "planned copy: next row's place",
+        PLANNED,
+        "if (later > item) continue;",
+        "if (later >= item) continue;",
+        FUZZING,
+    ),
+    Mutation(
+        "planned copy: count past the plan",
+        PLANNED,
+        "count < p_.plan_width ? count : p_.plan_width",
+        "count",
+        ("test_planned_copy.py",),
+    ),
+    Mutation(
+        "planned copy: no check for -1", PLANNED, "locs.src >= 0 && locs.src <", "locs.src <", ("test_planned_copy.py",)
+    ),
+    Mutation(
+        "translation: past the mapping",
+        COMMON + "translate.cuh",
+        "location < p.mapping_size ?",
+        "true ?",
+        ("test_translate.py",),
+    ),
     # What the host decides.
     Mutation(
         "word size by the item alone",
@@ -275,7 +329,7 @@ BY_HAND = [
     Mutation(
         "row strides that differ accepted",
         "kernels/host/checks.cpp",
-        "  check_equal_row_strides(device_buffer_locs, device_buffer_tokens);",
+        "  Checker::equal_row_strides(device_buffer_locs, device_buffer_tokens);",
         "",
         ERROR_TESTS,
     ),
@@ -341,15 +395,12 @@ def dropped_barriers() -> Iterator[Mutation]:
         for kind in ("block_barrier", "warp_barrier"):
             for n, place in enumerate(re.finditer(rf"\b{kind}\(\);", text)):
                 line = text.count("\n", 0, place.start()) + 1
-                tests = (
-                    SWAP_IN_TESTS if "swap" in path.name or "scan" in path.name else (*TRANSFER_TESTS, *SWAP_IN_TESTS)
-                )
                 yield Mutation(
                     f"{path.name}:{line}: no {kind}",
                     COMMON + path.name,
                     f"{kind}();",
                     ";",
-                    tests,
+                    TESTS_OF_BARRIERS.get(path.name, SWAP_IN_TESTS),
                     quick=path.name == "swap_in.cuh" and n == 1,
                     occurrence=n,
                 )

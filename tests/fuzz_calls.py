@@ -1,7 +1,7 @@
 """The calls that the fuzzer makes: plain values that say all about a call, whose repr is the code that repeats it.
 
-To add an op: a dataclass here, with `check(place)` and `calls` (how many calls that are), a strategy for it, and a line
-in STRATEGIES.
+To add an op: a dataclass here or in fuzz_family.py, with `check(place)` and `calls` (how many calls that are), a
+strategy for it, and a line in STRATEGIES.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+import fuzz_family
 import kvcacheio_cases
 import kvcacheio_reference
 import numpy as np
 import reference
 from decode_cases import BRINGS, Decode
 from direct_cases import DIRECT_OPS, DirectCase
+from fuzz_family import BlockSwapIn, Dsv4SwapIn, Dsv4Transfer, PlannedCopy, Translate
 from hypothesis import strategies as st
 from places import HOST_POOLS, CpuPlace, Guarded, assert_same, call, make_place
 from swap_in_cases import Row, check, make_case, random_row
@@ -202,6 +204,7 @@ class LayerCopy:
 
 
 Call = SmallSwapIn | LargeSwapIn | DecodeSteps | CopyItems | Transfer | Direct | EmbeddingRanges | LayerCopy
+Call |= Dsv4SwapIn | BlockSwapIn | PlannedCopy | Dsv4Transfer | Translate
 
 
 @dataclass(frozen=True)
@@ -354,12 +357,17 @@ def layer_copies():
 
 # Kind of call: its strategy, and its share of the examples in hundredths.
 STRATEGIES = {
-    "small swap-in": (small_swap_ins(), 26),
-    "large swap-in": (large_swap_ins(), 14),
-    "decode": (decode_steps(), 20),
-    "copy_items": (copies(), 12),
-    "transfer": (transfers(), 16),
-    "direct": (direct_transfers(), 6),
-    "embedding ranges": (embedding_ranges(), 3),
-    "layer copy": (layer_copies(), 3),
+    "small swap-in": (small_swap_ins(), 22),
+    "large swap-in": (large_swap_ins(), 10),
+    "decode": (decode_steps(), 16),
+    "swap-in of pages": (fuzz_family.dsv4_swap_ins(), 8),
+    "swap-in of blocks": (fuzz_family.block_swap_ins(), 8),
+    "planned copy": (fuzz_family.planned_copies(), 8),
+    "transfer of pages": (fuzz_family.dsv4_transfers(), 3),
+    "translation": (fuzz_family.translations(), 3),
+    "copy_items": (copies(), 5),
+    "transfer": (transfers(), 10),
+    "direct": (direct_transfers(), 3),
+    "embedding ranges": (embedding_ranges(), 2),
+    "layer copy": (layer_copies(), 2),
 }

@@ -24,7 +24,7 @@ WRITTEN = {"device_buffer_tokens", "lru_slots", "top_k_device_locs", *(pool for 
 PLAN = {"miss_src", "miss_dst", "miss_count"}  # written by the op that makes it
 HUGE_IS_FINE = {"block_quota"}  # the device bounds it
 EITHER_INDEX = {"req_pool_indices", "seq_lens", "mapping", "locations"}
-ANY_LENGTH = {"num_real_reqs", "src_ptrs", "dst_ptrs", "mapping", "locations", "tensor"}
+ANY_LENGTH = {"num_real_reqs", "mapping", "locations", "tensor"}
 STRIDES_ARE_FREE = {"locations"}
 
 Change = Callable[[Any], Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fuzz_family import BlockSwapIn, Dsv4SwapIn, Dsv4Transfer, PlannedCopy
 from kvcacheio_cases import HEAD_OPS, OPS, Shape
 from kvcacheio_cases import check as check_transfer
 from kvcacheio_cases import make_case as make_transfer
@@ -36,6 +37,25 @@ def test_transfers_of_more_tiles_than_warps(place, rng, op):
 @pytest.mark.parametrize("item_size_bytes", [20, 528, 1040])
 def test_copy(place, rng, item_size_bytes):
     check_copy(place, copy_case(rng, item_size_bytes, 40), item_size_bytes)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_pages_and_blocks(place, seed):
+    warp_size = place.warp_size or 32
+    shape = {"num_real_reqs": None}
+    for warps, blocks in ((1, 2), (3, 1)):
+        options = {"block_size": warps * warp_size, "blocks_per_request": blocks}
+        Dsv4SwapIn(seed, 90, 50, (30, -5, 200), 0.5, shape, options).check(place)
+        BlockSwapIn(seed, 5, 9, 7, (30, -5, 90), 0.1, shape, {"block_size": warps * warp_size}).check(place)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_copies_of_more_tiles_than_warps(place, seed):
+    for warps in WARPS:
+        options = {"block_size": warps * (place.warp_size or 32)}
+        plan = {"item_size_bytes": 24, "dsv4": bool(seed)}
+        PlannedCopy(seed, (40, 3, 0, 39, 40), 40, plan, options | {"num_blocks": 2}).check(place)
+        Dsv4Transfer(seed, 3, (300, 200), 190, (0, 8), options).check(place)
 
 
 def test_there_is_more_than_one_row_of_slots_per_thread(rng):
