@@ -18,12 +18,10 @@ from hisparse.presets import PRESETS, Field, ItemFormat
 
 SMALL = {"num_layers": 2, "max_requests": 3, "hot_buffer_size": 6, "top_k": 3, "host_tokens": 96}
 BLOCKS = ItemFormat("blocks", (Field("head", "bfloat16", 10),), layout="key value", block_tokens=2)
-WHOLE_FAMILY = hasattr(hisparse, "copy_cache_planned_mla") and hasattr(hisparse, "transfer_cache_dsv4_mla")
-needs_family = pytest.mark.skipif(not WHOLE_FAMILY, reason="the op of this layout is not in this build")
 ITEMS = [
     20,
-    pytest.param("deepseek-v4-c4", marks=needs_family, id="dsv4"),
-    pytest.param(BLOCKS, marks=needs_family, id="blocks"),
+    pytest.param("deepseek-v4-c4", id="dsv4"),
+    pytest.param(BLOCKS, id="blocks"),
 ]
 
 needs_torch = pytest.mark.skipif(torch is None, reason="torch is not installed")
@@ -60,7 +58,7 @@ class Lives(RuleBasedStateMachine):
     """Requests come, decode in changing company, and go; pages of the host pool are reused in pieces."""
 
     @initialize(
-        item=st.sampled_from([7, 20, *(["deepseek-v4-c4", BLOCKS] if WHOLE_FAMILY else [])]),
+        item=st.sampled_from([7, 20, "deepseek-v4-c4", BLOCKS]),
         page_size=st.sampled_from([1, 3, 8]),
         seed=st.integers(0, 2**32),
     )
@@ -212,7 +210,6 @@ def test_a_full_host_pool_stops_nobody_else(device):
     checked.check_state()
 
 
-@needs_family
 def test_layers_that_replay_another_layer_s_plan(device):
     sizes = SMALL | {"num_layers": 5, "host_tokens": 200}
     for item in (20, "deepseek-v4-c4"):
@@ -270,7 +267,6 @@ def test_presets_split_items_into_views(name):
 
 
 @needs_torch
-@needs_family
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_decode(name):
     checked = CheckedCache(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cache_model import CheckedCache
 from places import torch
-from test_hot_buffer_cache import ITEMS, SMALL, needs_family
+from test_hot_buffer_cache import ITEMS, SMALL
 
 import hisparse
 
@@ -58,7 +58,6 @@ def test_one_graph_serves_all_lives(rng, item):
     checked.check_state()
 
 
-@needs_family
 def test_followers_in_a_graph(rng):
     sizes = SMALL | {"num_layers": 4, "host_tokens": 400}
     checked = CheckedCache(656, "cuda", index_layers=[0, 1, 0, 1], **sizes)

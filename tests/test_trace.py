@@ -126,6 +126,17 @@ def test_a_larger_hot_buffer_holds_what_a_smaller_one_does(run, more):
         assert set(small._token_of.tolist()) <= set(large._token_of.tolist()) | {-1}
 
 
+@pytest.mark.parametrize("largest", [2**15 - 1, 2**15, 10**6])
+def test_files_hold_every_position(tmp_path, largest):
+    rng = np.random.default_rng(largest)
+    top_k = rng.integers(-1, largest + 1, (5, 2, 3, 4), dtype=np.int32)
+    top_k[0, 0, 0, :2] = -1, largest
+    Trace(top_k, source="all \u00fcber the place").save(tmp_path / "a trace")
+    loaded = trace.load(tmp_path / "a trace")
+    assert loaded.top_k.dtype == np.int32 and np.array_equal(loaded.top_k, top_k)
+    assert loaded.seq_lens is None and loaded.requests is None and loaded.source == "all \u00fcber the place"
+
+
 @pytest.mark.parametrize("shape", [(6, 2, 3), (6, 1, 2, 3)])
 def test_dumps(tmp_path, shape):
     rng = np.random.default_rng(1)
