@@ -61,19 +61,19 @@ Launch last{};
 std::map<int, Launch> last_on;
 std::map<int, int> shared_on;  // where it is not shared_bytes
 hisparse::TransferParams last_transfer{};
-int last_variant = 0;
+hisparse::PlannedCopyParams last_planned{};
+hisparse::LayerCopyParams last_layers{};
+hisparse::KernelId last_kernel{};
 size_t copied = 0, largest_batch = 0;
 int checks = 0;
 int devices = 2, shared_bytes = 65536, capturing = 0, last_error = 0;
 thread_local int capture_mode = 0;
 thread_local std::vector<int> current_devices{0};
 
-constexpr int kCopyItems = 1000, kVariant = 100, kTransfer = 2000, kCheckSwapIn = 3000,
-              kCheckIndices = 4000;
+constexpr int kKernelStep = 1000;
 
-// Contexts, modules and kernels stand for a device: one more than its index, so that none is null; kernels
-// that copy items are kCopyItems further on, their variants kVariant more each, those that transfer kTransfer,
-// and so on.
+// Contexts, modules and kernels stand for a device: one more than its index, so that none is null; each kernel
+// is kKernelStep further on than the one before it in the list.
 void* handle(int device) { return reinterpret_cast<void*>(static_cast<intptr_t>(device) + 1); }
 int device_of(const void* handle) { return static_cast<int>(reinterpret_cast<intptr_t>(handle)) - 1; }
 
@@ -155,10 +155,15 @@ const Launch* fake_last_launch() { return &last; }
 const Launch* fake_last_launch_on(int device) { return &last_on[device]; }
 uint32_t* fake_arrivals() { return last.params.arrivals; }
 uintptr_t fake_host_cache() { return reinterpret_cast<uintptr_t>(last.params.host_cache.base); }
+const char* fake_kernel() { return hisparse::kKernelNames[static_cast<int>(last_kernel)]; }
+uintptr_t fake_host_values() { return reinterpret_cast<uintptr_t>(last.params.host_values); }
+int fake_word_bytes() { return last.params.copy.word_bytes; }
+uintptr_t fake_planned_host_cache() { return reinterpret_cast<uintptr_t>(last_planned.host_cache.base); }
+int fake_rows_per_group() { return last_planned.rows_per_group; }
+int fake_layer_step() { return last_layers.layer_step; }
 uintptr_t fake_transfer_src(int side) { return reinterpret_cast<uintptr_t>(last_transfer.src.pools[side]); }
 uintptr_t fake_transfer_dst(int side) { return reinterpret_cast<uintptr_t>(last_transfer.dst.pools[side]); }
-int fake_variant() { return last_variant; }
-int fake_word_bytes() { return last.params.copy.word_bytes; }
+int fake_variant() { return static_cast<int>(last_kernel) - static_cast<int>(hisparse::KernelId::kCopyItems); }
 size_t fake_copied() { return copied; }
 size_t fake_largest_batch() { return largest_batch; }
 int fake_count_on(const char* name, int device) {
@@ -205,14 +210,9 @@ DRIVER_FUNCTION(cuModuleLoadData, hipModuleLoadData, void** module, const void*)
 }
 
 DRIVER_FUNCTION(cuModuleGetFunction, hipModuleGetFunction, void** kernel, void* module, const char* name) {
-  const int step = std::strcmp(name, "hisparse_copy_items") == 0 ? kCopyItems
-                   : std::strcmp(name, "hisparse_copy_items_plain_loads") == 0 ? kCopyItems + kVariant
-                   : std::strcmp(name, "hisparse_copy_items_ungated") == 0 ? kCopyItems + 2 * kVariant
-                   : std::strcmp(name, "hisparse_transfer") == 0 ? kTransfer
-                   : std::strcmp(name, "hisparse_check_swap_in") == 0 ? kCheckSwapIn
-                   : std::strcmp(name, "hisparse_check_indices") == 0 ? kCheckIndices
-                                                                      : 0;
-  *kernel = handle(device_of(module) + step);
+  int id = 0;
+  while (std::strcmp(name, hisparse::kKernelNames[id]) != 0) ++id;
+  *kernel = handle(device_of(module) + id * kKernelStep);
   return finish(hipModuleGetFunction_name);
 }
 
@@ -227,18 +227,25 @@ DRIVER_FUNCTION(cuStreamGetId, hipStreamGetId, void* stream, unsigned long long*
 DRIVER_FUNCTION(cuLaunchKernel, hipModuleLaunchKernel, void* kernel, unsigned grid_x, unsigned grid_y,
                 unsigned, unsigned block_x, unsigned, unsigned, unsigned shared, void* stream,
                 void** parameters, void**) {
-  const int device = device_of(kernel) % kVariant;
+  const int device = device_of(kernel) % kKernelStep;
   const int code = finish(hipModuleLaunchKernel_name, device == current_devices.back() ? 0 : 201);
   const std::lock_guard<std::mutex> lock(mutex);
   if (code == 0) {
     last = {grid_x, grid_y, block_x, shared, device, stream, {}};
-    last_variant = device_of(kernel) % kCopyItems / kVariant;
-    if (device_of(kernel) < kCopyItems) std::memcpy(&last.params, parameters[0], sizeof(last.params));
+    using hisparse::KernelId;
+    last_kernel = static_cast<KernelId>(device_of(kernel) / kKernelStep);
+    if (last_kernel < KernelId::kCopyItems) std::memcpy(&last.params, parameters[0], sizeof(last.params));
     last_on[device] = last;
-    const int step = device_of(kernel) / kCopyItems * kCopyItems;
-    if (step == kTransfer) std::memcpy(&last_transfer, parameters[0], sizeof(last_transfer));
-    if (step == kCheckSwapIn) find_fault(static_cast<const hisparse::SwapInCheckParams*>(parameters[0])->first_faults);
-    if (step == kCheckIndices) find_fault(static_cast<const hisparse::IndexCheckParams*>(parameters[0])->first_faults);
+    if (last_kernel == KernelId::kTransfer)
+      std::memcpy(&last_transfer, parameters[0], sizeof(last_transfer));
+    if (last_kernel == KernelId::kCopyPlanned || last_kernel == KernelId::kCopyPlannedDsv4)
+      std::memcpy(&last_planned, parameters[0], sizeof(last_planned));
+    if (last_kernel == KernelId::kCopyLayersDsv4)
+      std::memcpy(&last_layers, parameters[0], sizeof(last_layers));
+    if (last_kernel == KernelId::kCheckSwapIn)
+      find_fault(static_cast<const hisparse::SwapInCheckParams*>(parameters[0])->first_faults);
+    if (last_kernel == KernelId::kCheckIndices)
+      find_fault(static_cast<const hisparse::IndexCheckParams*>(parameters[0])->first_faults);
   }
   return code;
 }

@@ -82,15 +82,9 @@ class Driver:
         for name in ("fake_last_launch", "fake_last_launch_on"):
             getattr(self.library, name).restype = ctypes.POINTER(Launch)
         self.library.fake_arrivals.restype = ctypes.POINTER(ctypes.c_uint32)
-        for name in (
-            "host_cache",
-            "transfer_src",
-            "transfer_dst",
-            "copied",
-            "largest_batch",
-            "registered",
-            "unregistered",
-        ):
+        self.library.fake_kernel.restype = ctypes.c_char_p
+        sizes = ("host_cache", "host_values", "planned_host_cache", "transfer_src", "transfer_dst")
+        for name in (*sizes, "copied", "largest_batch", "registered", "unregistered"):
             getattr(self.library, f"fake_{name}").restype = ctypes.c_size_t
 
     def name(self, cuda: str, hip: str) -> bytes:
@@ -125,6 +119,10 @@ class Driver:
 
     def launch_on(self, device: int) -> Launch:
         return self.library.fake_last_launch_on(device).contents
+
+    @property
+    def kernel(self) -> str:
+        return self.library.fake_kernel().decode()
 
     @property
     def launches(self) -> int:

@@ -218,8 +218,8 @@ struct PlannedCopyParams {
   int32_t skip_io;
 
   // Shared memory: a tile per warp, where each group begins, and the totals of the warps.
-  static constexpr uint32_t shared_bytes(uint32_t threads) {
-    return threads * static_cast<uint32_t>(sizeof(TileLocs) + 4) + 32 * 4;
+  static constexpr int64_t shared_bytes(int64_t threads) {
+    return threads * static_cast<int64_t>(sizeof(TileLocs) + 4) + 32 * 4;
   }
 };
 

@@ -12,20 +12,33 @@ uint32_t items_per_tile(int64_t item_bytes, const DeviceInfo& info) {
   return static_cast<uint32_t>(std::clamp<int64_t>(kTileBytes / item_bytes, 1, info.warp_size));
 }
 
+// A block of this shape, which has to fit in what one block can have.
+LaunchShape block_of(int64_t block_size, size_t shared_bytes, const DeviceInfo& info, Device device) {
+  check_block_size(block_size, info, device);
+  if (shared_bytes > info.shared_memory_bytes) {
+    value_error("block_size",
+                text("threads that fit in a block's ", info.shared_memory_bytes,
+                     " bytes of shared memory on ", to_string(device)),
+                text(block_size, ", which need ", shared_bytes, " bytes"));
+  }
+  LaunchShape shape;
+  shape.threads = static_cast<uint32_t>(block_size);
+  shape.shared_bytes = shared_bytes;
+  return shape;
+}
+
 }  // namespace
 
 void launch(PlannedCopyCall& call) {
   PlannedCopyParams& params = call.params;
   Runtime& runtime = runtime_of(call.device.kind);
   const DeviceInfo& info = runtime.device(call.device.index);
-  check_block_size(call.block_size, info, call.device);
+  LaunchShape shape =
+      block_of(call.block_size, PlannedCopyParams::shared_bytes(call.block_size), info, call.device);
   resolve(params.host_cache.base, call.host_cache, runtime, call.device);
   if (params.batch == 0) return;
 
-  LaunchShape shape;
   shape.blocks = static_cast<uint32_t>(call.num_blocks);
-  shape.threads = static_cast<uint32_t>(call.block_size);
-  shape.shared_bytes = PlannedCopyParams::shared_bytes(shape.threads);
   params.shape = TileShape::make(static_cast<int32_t>(call.item_size_bytes), info.warp_size, call.is_dsv4);
   params.items_per_tile = items_per_tile(call.item_size_bytes, info);
   params.rows_per_group = static_cast<int32_t>(divide_up(params.batch, call.block_size));
@@ -39,7 +52,7 @@ void launch(LayerTokensCall& call) {
   LayerCopyParams& params = call.params;
   Runtime& runtime = runtime_of(call.device.kind);
   const DeviceInfo& info = runtime.device(call.device.index);
-  check_block_size(call.block_size, info, call.device);
+  LaunchShape shape = block_of(call.block_size, call.block_size * sizeof(TileLocs), info, call.device);
   if (params.layers == 0 || params.count == 0) return;
 
   // As many blocks as run at once, no more than there are layers times tokens for their warps.
@@ -49,12 +62,9 @@ void launch(LayerTokensCall& call) {
       std::max<int64_t>(1, kThreadsPerMultiprocessor / call.block_size) * info.multiprocessors;
   const int64_t blocks =
       std::min(divide_up(params.count, warps), std::max<int64_t>(1, at_once / params.layers));
-  LaunchShape shape;
   shape.blocks = static_cast<uint32_t>(blocks);
   shape.parts =
       static_cast<uint32_t>(std::min<int64_t>({params.layers, divide_up(at_once, blocks), kMaxParts}));
-  shape.threads = static_cast<uint32_t>(call.block_size);
-  shape.shared_bytes = shape.threads * sizeof(TileLocs);
   params.layer_step = static_cast<int32_t>(shape.parts);
   params.shape = TileShape::make(Dsv4Layout::kItemBytes, info.warp_size, true);
   params.items_per_tile = items_per_tile(Dsv4Layout::kItemBytes, info);

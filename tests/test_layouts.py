@@ -29,7 +29,9 @@ def layouts(tmp_path_factory):
         raw.restype = ctypes.c_int64
         return lambda *arguments: raw(*map(ctypes.c_int64, arguments))
 
-    return {name: function(name) for name in ("layer_first", "page_first", "page_head")}
+    transfers = ("layer_first", "page_first", "page_head")
+    items = ("linear", "linear_of_32_bits", "dsv4", "dsv4_of_32_bits", "dsv4_rows", "block_index_of")
+    return {name: function(name) for name in (*transfers, *items)}
 
 
 def offset_in(array: np.ndarray, *place: int) -> int:
@@ -90,3 +92,53 @@ def test_random_offsets_up_to_63_bits(layouts):
         assert layouts["layer_first"](item, head_num, token, head) == token * item + head * part
         beyond += expected > 2**41
     assert beyond > 50
+
+
+# The layouts of the swap-in's pools
+
+
+def test_dsv4_pages(layouts):
+    pages = np.empty((3, 37_440), np.uint8)
+    values = pages[:, : 64 * 576].reshape(3, 64, 576)
+    scales = pages[:, 36_864 : 36_864 + 64 * 8].reshape(3, 64, 8)
+    for token in range(3 * 64):
+        page, place = divmod(token, 64)
+        value, scale = offset_in(values, page, place, 0), 36_864 + offset_in(scales, page, place, 0)
+        for name in ("dsv4", "dsv4_of_32_bits"):
+            assert [layouts[name](token, at) for at in (0, 1, 568, 575)] == [value, value + 1, value + 568, value + 575]
+            assert [layouts[name](token, at) for at in (576, 583)] == [scale, scale + 7]
+    assert [layouts["dsv4_rows"](n) for n in (0, 37_439, 37_440, 3 * 37_440 - 1, 2**41)] == [
+        0,
+        0,
+        64,
+        128,
+        2**41 // 37_440 * 64,
+    ]
+
+
+def test_F15_dsv4_offsets_beyond_2_to_the_41(layouts):
+    rng = np.random.default_rng(1)
+    beyond = 0
+    for token in (*(int(rng.integers(2 ** int(rng.integers(1, 48)))) for _ in range(3000)), 2**32, 2**32 - 1, 2**42):
+        page, place = divmod(token, 64)
+        at = int(rng.integers(584))
+        expected = page * 37_440 + (place * 576 + at if at < 576 else 36_864 + place * 8 + at - 576)
+        assert layouts["dsv4"](token, at) == expected
+        if token < 2**32:
+            assert layouts["dsv4_of_32_bits"](token, at) == expected
+        beyond += expected > 2**41
+    assert beyond > 100
+
+
+def test_F15_linear_offsets_beyond_2_to_the_41(layouts):
+    for loc, at, item in ((2**31, 5, 2**10), (2**32 - 1, 583, 584), (2**21, 0, 2**20), (0, 7, 8), (2**40, 1, 1152)):
+        assert layouts["linear"](loc, at, item) == loc * item + at
+        if loc < 2**32:
+            assert layouts["linear_of_32_bits"](loc, at, item) == loc * item + at
+
+
+def test_the_block_of_every_entry(layouts):
+    for tokens in (*range(1, 130), 1000, 4096, 8191, 16_382, 16_383):
+        for entry in {0, tokens - 1, tokens, 16_382, *range(0, 16_383, 97), *range(tokens - 1, 16_383, tokens)}:
+            if entry < 16_383:
+                assert layouts["block_index_of"](entry, tokens) == entry // tokens
