@@ -259,7 +259,7 @@ def load_blocks_to_device_buffer_mha(
         top_k_device_locs: int32 [B, >= K], written. The loc of each entry; -1 where its block is unused and for tokens
             at or past the length.
         item_size_bytes: Bytes of the key of one token in one layer, and of its value.
-        hot_buffer_size: H, from K to 32768. K is at most 16383.
+        hot_buffer_size: H, from K to 32768. K is at most 32766.
         sparse_block_size: S, at least 1.
 
     It equals ``load_cache_to_device_buffer_mla``, once with the pools of keys and once with those of values, with::

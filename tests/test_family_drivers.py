@@ -229,6 +229,12 @@ def test_shared_memory(run_ops):
         for op, name in ((dsv4(top_k=64, hot=12000), "num_top_k"), (blocks(top_k=64, hot=12000), "sparse_block_size")):
             message = error_of(ValueError, op)
             assert message.startswith(f"{name}, hot_buffer_size: expected a plan that fits in a block's 30000 bytes")
+        assert driver.launches == 0
+    """)
+
+
+def test_shared_memory_of_a_planned_copy(run_ops):
+    run_ops("""
         driver.library.fake_setup(2, 20000)
         message = error_of(ValueError, planned())
         assert message.startswith("block_size: expected ") and "20000" in message and "20608" in message, message

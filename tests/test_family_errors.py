@@ -338,13 +338,14 @@ def test_shared_memory_that_is_too_small(op):
 
 def test_more_entries_than_a_row_can_have():
     arrays = blocks_arguments()
-    rows, slots = REQUESTS, 16_384 + PAGE
-    arrays |= {"sparse_block_size": 8192, "hot_buffer_size": 16_384}
+    rows, entries = REQUESTS, 32_768
+    slots = entries + PAGE
+    arrays |= {"sparse_block_size": entries // 2, "hot_buffer_size": entries}
     arrays["device_buffer_tokens"] = arrays["device_buffer_locs"] = np.zeros((rows, slots), np.int32)
-    arrays["lru_slots"] = np.zeros((rows, 16_384), np.int16)
-    arrays["top_k_device_locs"] = np.zeros((B, 16_384), np.int32)
+    arrays["lru_slots"] = np.zeros((rows, entries), np.int16)
+    arrays["top_k_device_locs"] = np.zeros((B, entries), np.int32)
     message = refused("blocks", arrays, arrays, ValueError)
-    assert message.startswith("sparse_block_size: expected ") and "16383" in message and "got 16384" in message
+    assert message.startswith("sparse_block_size: expected ") and "32766" in message and "got 32768" in message
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -68,8 +68,8 @@ def test_block_sizes(sweep_place, rng, sparse_block_size):
 
 def test_every_entry_has_its_token():
     """The division by the block size, at every place of the longest row. The sequence is short, so none is copied."""
-    entries = 16_383
-    for size in (1, 2, 3, 7, 43, 127, 128, 129, 381, 5461, 16_383):
+    entries = 32_766
+    for size in (1, 2, 3, 7, 43, 127, 128, 129, 381, 5461, 32_766):
         blocks = np.arange(entries // size, dtype=np.int32)[None]
         used = blocks.size * size
         locs = np.arange(entries + 2, dtype=np.int32)[None]
@@ -85,7 +85,7 @@ def test_every_entry_has_its_token():
             np.array([entries + 1]),
             np.arange(entries + 1, dtype=np.int16)[None],
         )
-        with hisparse.cpu.options(shared_memory_bytes=1 << 19):
+        with hisparse.cpu.options(shared_memory_bytes=1 << 20):
             hisparse.load_blocks_to_device_buffer_mha(*arguments, 4, entries + 1, size, block_size=1024)
         expected = np.arange(used).reshape(-1, size)[::-1].reshape(-1)
         assert np.array_equal(out[0], expected), size
