@@ -108,7 +108,7 @@ def test_the_cpu_target_s_default_shared_memory(monkeypatch):
 
 
 def test_every_environment_variable_is_in_the_readme():
-    sources = [*ROOT.glob("ci/**/*.py"), *ROOT.glob("hisparse/*.py"), *ROOT.glob("kernels/host/*.cpp")]
+    sources = [*ROOT.glob("ci/**/*.py"), *ROOT.glob("hisparse/**/*.py"), *ROOT.glob("kernels/host/*.cpp")]
     text = "\n".join(source.read_text() for source in sources)
     read = set(re.findall(r"""(?:environ(?:\.get)?[\[(]|getenv\(|from_environment\()\s*["'](HISPARSE_\w+)""", text))
     documented = set(re.findall(r"`(HISPARSE_\w+)`", README))

@@ -400,6 +400,16 @@ def test_releases(tmp_path):
         sglang.uninstall()
 
 
+def test_what_is_in_place_stays(release, monkeypatch):
+    """Even where a later call would leave it: uninstall has to find it."""
+    (module,) = imported(HISPARSE)
+    sglang.install()
+    monkeypatch.setitem(sglang.TESTED, "sglang", ())
+    assert sglang.install()[SWAP_IN].state == "replaced"
+    sglang.uninstall()
+    assert getattr(module, SWAP_IN).__module__ == HISPARSE
+
+
 def test_packages_that_are_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     report = sglang.install()
@@ -512,12 +522,13 @@ class TestPlugin:
         assert f"{SWAP_IN}: replaced" in caplog.text
 
     @pytest.mark.parametrize("value", ["none", f" {SWAP_IN} , {LATENT} ", ""])
-    def test_chosen(self, monkeypatch, value):
+    def test_chosen(self, monkeypatch, caplog, value):
         monkeypatch.setenv("HISPARSE_SGLANG", value)
         imported(COORDINATOR, KVCACHEIO)
         self.load()
         replaced = sglang.report().names("replaced")
         assert len(replaced) > 2 if value == "" else set(replaced) == set(value.replace(" ", "").split(",")) - {"none"}
+        assert "Failed" not in caplog.text
 
     def test_an_unknown_name_stops_the_plugin_and_not_the_server(self, monkeypatch, caplog):
         monkeypatch.setenv("HISPARSE_SGLANG", "swap_in")
