@@ -55,5 +55,21 @@ def cpu_place(request):
 
 
 @pytest.fixture
+def release(tmp_path, monkeypatch):
+    """sglang's release can be imported, and an sgl_kernel in the folder that this is."""
+    import sglang_release
+
+    import hisparse
+    from hisparse.integrations import sglang
+
+    if torch.version.cuda and "cuda" not in hisparse.build_info()["targets"]:
+        monkeypatch.setattr(torch.version, "cuda", None)  # for another target ops are left, which has tests of its own
+    sglang_release.write_kernel_package(tmp_path, "0.4.10")
+    with sglang_release.beside(tmp_path):
+        yield tmp_path
+        sglang.uninstall()
+
+
+@pytest.fixture
 def rng(request):
     return np.random.default_rng(zlib.crc32(request.node.name.encode()))

@@ -8,6 +8,7 @@ imports, and what it does with a stand-in does nothing.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 import torch
 from hisparse_build.toolchains import toolchains_folder
 
@@ -146,3 +148,13 @@ def beside(folder: Path) -> Iterator[None]:
                 or getattr(getattr(sys.modules[name], "__spec__", None), "loader", None) is release
             ):
                 del sys.modules[name]
+
+
+def imported(*names: str) -> list[ModuleType]:
+    return [importlib.import_module(name) for name in names]
+
+
+NEEDED = pytest.mark.skipif(
+    not FOLDER.is_dir() or sys.version_info < (3, 11),
+    reason="sglang's release is for Python 3.11, and python ci/setup_sglang.py gets it",
+)
