@@ -346,7 +346,7 @@ class SwapIn {
           rank[j] = four.is_hit(j) ? all_misses : first_rank;
           first_rank += !four.is_hit(j);
           if (rank[j] < all_misses)
-            device_loc[j] = at.has_locs ? slot_locs[four.slot(j)] : locs_[four.slot(j)];
+            device_loc[j] = at.has_locs ? slot_locs[four.slot(j)] : load_global(locs_ + four.slot(j));
         }
         HISPARSE_UNROLL
         for (int j = 0; j < 4; ++j) {
