@@ -17,6 +17,7 @@ SWAP_IN, WAVE, CHUNK, TILE = (
 )
 TRANSFER, LAYOUTS, ITEM_LAYOUTS = (COMMON + name for name in ("transfer.cuh", "layouts.h", "item_layouts.h"))
 INDEX, PLANNED = (COMMON + name for name in ("index_vector.cuh", "copy_planned.cuh"))
+CONTENT, LAUNCHER = COMMON + "content_check.cuh", "kernels/host/launcher.cpp"
 HIP, CUDA = "kernels/hip/primitives.h", "kernels/cuda/primitives.cuh"
 
 # What has to notice: test files, the likeliest first, or an architecture whose code breaks a rule of the ISA gate.
@@ -28,8 +29,9 @@ COPY_TESTS = (*FUZZING, "test_copy_items.py")
 TRANSFER_TESTS = (*FUZZING, "test_kvcacheio.py", LAYOUT_TESTS)
 LARGE_POOL_TESTS = ("test_field_cases.py", "test_kvcacheio_field_cases.py", LAYOUT_TESTS)
 PLANNED_TESTS = (*FUZZING, "test_planned_copy.py", "test_dsv4_transfer.py")
+CONTENT_TESTS = ("test_content_check.py",)
 TESTS_OF_BARRIERS = {
-    "content_check.cuh": ("test_content_check.py",),
+    "content_check.cuh": CONTENT_TESTS,
     "copy_planned.cuh": PLANNED_TESTS,
     "copy_range.cuh": PLANNED_TESTS,
     "transfer.cuh": TRANSFER_TESTS,
@@ -56,6 +58,16 @@ class Mutation:
 
 
 BY_HAND = [
+    # The check of contents.
+    Mutation("check of contents: a slot past the last", CONTENT, "lru[i] >= slots)", "lru[i] > slots)", CONTENT_TESTS),
+    Mutation(
+        "check of contents: no look at slot H", CONTENT, "!is_short ? slots + 1", "!is_short ? slots", CONTENT_TESTS
+    ),
+    Mutation(
+        "check of contents: values past the first bitmap", CONTENT, "first += bits)", "first += limit)", CONTENT_TESTS
+    ),
+    Mutation("check of contents: rows halved", CONTENT, "<< 32 | static_cast", "<< 31 | static_cast", CONTENT_TESTS),
+    Mutation("check of contents: not asked for", LAUNCHER, "if (checks_contents())\n", "if (false)\n", CONTENT_TESTS),
     # What the swap-in makes of a row.
     Mutation(
         "short sequence: one token too few",

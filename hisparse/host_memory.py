@@ -131,7 +131,8 @@ def register_host_memory(
     """Registers host memory with the GPU's driver, so that the kernels of every device reach it.
 
     For memory that exists already: a shared mapping, or a pool that another library owns. For a new pool see
-    :func:`pin_host_pool`.
+    :func:`pin_host_pool`. In one piece, it equals
+    ``torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 3)``.
 
     Args:
         memory: A contiguous tensor on the CPU, or an array.
