@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .host_memory import pin_host_pool
+
 Array = Any  # numpy.ndarray or torch.Tensor, whichever the arrays below make
 
 
@@ -89,6 +91,9 @@ class Arrays(Protocol):
 
     def synchronize(self) -> None: ...
 
+    def finish(self) -> None:
+        """Waits for all work of the device, unless a graph is being captured."""
+
     def is_capturing(self) -> bool:
         """Whether a graph is being captured on the current stream."""
 
@@ -154,6 +159,8 @@ class NumpyArrays:
     def synchronize(self) -> None:
         pass
 
+    finish = synchronize
+
     def is_capturing(self) -> bool:
         return False
 
@@ -195,7 +202,9 @@ class TorchArrays:
         out.copy_(self.on_host(values), non_blocking=True)
 
     def pinned_bytes(self, count: int) -> Array:
-        return self._torch.empty(count, dtype=self._torch.uint8, pin_memory=self._is_gpu)
+        if not self._is_gpu:
+            return self._torch.empty(count, dtype=self._torch.uint8)
+        return pin_host_pool((count,), device_index=self._device.index)
 
     def item_bytes(self, items: Array, item_size_bytes: int) -> Array:
         flat = self._torch.as_tensor(items).detach().to(self._device).contiguous().view(-1).view(self._torch.uint8)
@@ -246,6 +255,10 @@ class TorchArrays:
         """Waits for the current stream."""
         if self._is_gpu:
             self._torch.cuda.current_stream(self._device).synchronize()
+
+    def finish(self) -> None:
+        if self._is_gpu and not self.is_capturing():
+            self._torch.cuda.synchronize(self._device)
 
     def is_capturing(self) -> bool:
         return self._is_gpu and self._torch.cuda.is_current_stream_capturing()

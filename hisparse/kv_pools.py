@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,11 @@ class LatentPools:
         self._rows = arrays.arange(_MOST_ROWS)
         self._host_layers = [self._layer_table(pool) for pool in self.host]
         self._device_layers = [self._layer_table(pool) for pool in self.device]
+
+    def __del__(self) -> None:
+        # The host pool goes back to the system with this object: by then nothing on the GPU may read it.
+        if not sys.is_finalizing() and hasattr(self, "_device_layers"):
+            self.arrays.finish()
 
     def _shape(self, tokens: int) -> tuple[int, ...]:
         return (self.num_layers, tokens, self.item.item_size_bytes)

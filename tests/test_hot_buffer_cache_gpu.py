@@ -127,6 +127,22 @@ def test_all_work_goes_to_the_current_stream():
     torch.cuda.synchronize()
 
 
+def test_a_cache_may_go_while_the_gpu_still_reads_it():
+    sizes = {"num_layers": 1, "max_requests": 1, "hot_buffer_size": 64, "top_k": 64, "host_tokens": 4096}
+    cache = hisparse.HotBufferCache(1024, device="cuda", **sizes)
+    prompt = torch.randint(0, 256, (1, 4000, 1024), dtype=torch.uint8)
+    request = cache.admit(prompt)
+    cache.schedule([request])
+    cache.advance()
+    cache.append(0, prompt[0, :1].cuda())
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    locs = cache.swap_in(0, torch.arange(64, dtype=torch.int32, device="cuda")[None])
+    held = cache.device_items(0)[locs[0].long()]
+    del cache
+    assert torch.equal(held.cpu(), prompt[0, :64])
+
+
 def test_realistic_sizes():
     sizes = {"num_layers": 2, "max_requests": 3, "hot_buffer_size": 1024, "top_k": 512, "host_tokens": 20_000}
     checked = CheckedCache("deepseek-v3.2-fp8", "cuda", page_size=64, **sizes)
