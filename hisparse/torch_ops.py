@@ -76,10 +76,7 @@ _WRITES: dict[str, tuple[str, ...]] = {
 }
 # The functions of the operators, with what they write.
 WRITES: dict[Callable[..., Any], tuple[str, ...]] = {
-    getattr(module, name): writes
-    for name, writes in _WRITES.items()
-    for module in (hisparse, kvcacheio)
-    if hasattr(module, name)
+    getattr(hisparse if hasattr(hisparse, name) else kvcacheio, name): writes for name, writes in _WRITES.items()
 }
 
 # Annotation of a function's parameter: type in the schema, with the place of the mark of what is written.

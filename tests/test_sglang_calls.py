@@ -15,7 +15,6 @@ import torch_op_cases  # noqa: E402
 from places import make_place  # noqa: E402
 from sglang_release import COORDINATOR, LATENT_HOST_POOL, imported  # noqa: E402
 
-import hisparse  # noqa: E402
 from hisparse.integrations import sglang  # noqa: E402
 
 pytestmark = sglang_release.NEEDED
@@ -105,11 +104,6 @@ def test_decode_steps_of_the_coordinator(release, rng):
                     assert np.array_equal(theirs[name][row, :count].numpy(), expected[name][row, :count])
 
 
-def needs(name: str):
-    return pytest.mark.skipif(not hasattr(hisparse, name), reason=f"hisparse has no {name}")
-
-
-@needs("copy_cache_planned_mla")
 def test_planned_copies_of_the_coordinator(release, rng):
     """The anchor layer's swap-in records its plan; another layer's copy replays it."""
     (coordinator,) = imported(COORDINATOR)
@@ -128,7 +122,6 @@ def test_planned_copies_of_the_coordinator(release, rng):
     assert torch.equal(state.mem_pool_device.kv_buffer[1], before)
 
 
-@needs("load_blocks_to_device_buffer_mha")
 def test_blocks_of_the_coordinator(release, rng):
     """Keys and values of every selected token are where the coordinator's result says."""
     (coordinator,) = imported(COORDINATOR)

@@ -173,7 +173,6 @@ MAKERS: dict[str, Callable[[np.random.Generator, Any], Sample]] = {
     "transfer_embedding_ranges_direct": _embedding_ranges,
     "copy_all_layer_kv_cache_cpu": _layer_copy,
 }
-MAKERS = {name: make for name, make in MAKERS.items() if hasattr(hisparse, name) or hasattr(kvcacheio, name)}
 # Where a table of addresses stands for what is written.
 BY_TABLE = (
     "transfer_kv_all_layer",

@@ -24,6 +24,12 @@ namespace {
 template <size_t>
 using Argument = py::handle;  // what it holds is the checks' business
 
+// Leaves the call to torch's dispatcher.
+template <typename... Arguments>
+py::object dispatch(const char* name, Arguments... arguments) {
+  return py::module_::import("hisparse.torch_ops").attr("dispatch")(name, arguments...);
+}
+
 // The GIL is released even for a GPU: a launch can wait for a driver to load, or for room in a full queue.
 template <auto check, size_t... index>
 void add_op(py::module_& module, const char* name, std::index_sequence<index...>) {
@@ -34,17 +40,21 @@ void add_op(py::module_& module, const char* name, std::index_sequence<index...>
       const ReleasedGil released;
       launch(call);
     } catch (const DispatchedTensor&) {
-      py::module_::import("hisparse.torch_ops").attr("dispatch")(name, arguments...);
+      dispatch(name, arguments...);
     }
   });
 }
 
 py::object translate(py::handle mapping, py::handle locations, py::handle allocate) {
-  py::object output;
-  TranslateCall call = check_translation(mapping, locations, allocate, output);
-  const py::gil_scoped_release release;
-  launch(call);
-  return output;
+  try {
+    py::object output;
+    TranslateCall call = check_translation(mapping, locations, allocate, output);
+    const py::gil_scoped_release release;
+    launch(call);
+    return output;
+  } catch (const DispatchedTensor&) {
+    return dispatch("translate_padded_hisparse_locations", mapping, locations, allocate);
+  }
 }
 
 template <size_t... op>
