@@ -3,7 +3,7 @@
 #pragma once
 
 #include "block_scan.cuh"
-#include "copy_range.cuh"
+#include "copy_share.cuh"
 #include "params.h"
 
 namespace hisparse::HISPARSE_TARGET {
@@ -53,6 +53,10 @@ class PlannedRows {
       if (place < of_row) break;
       place -= of_row;
     }
+    return load(row, place);
+  }
+
+  __device__ __forceinline__ TileLocs load(int row, uint32_t place) const {
     const int64_t entry = row * p_.plan_stride + place;
     const TileLocs locs{p_.miss_src[entry], p_.miss_dst[entry]};
     const bool is_copied =
@@ -76,11 +80,19 @@ __device__ __forceinline__ void copy_planned(const PlannedCopyParams& p) {
   TileLocs* const tiles = reinterpret_cast<TileLocs*>(shared_memory());
   uint32_t* const begins = reinterpret_cast<uint32_t*>(tiles + block_size());
   const PlannedRows rows(p, begins);
+  const WarpShare share;
+  const auto lane = static_cast<uint32_t>(thread_index() % kWarpSize);
+  const uint32_t first_item = share.item(lane);
+  const bool has_first = lane < p.items_per_tile;
+  TileLocs first{-1, -1};
+  // The only row's entries are loaded beside their count, and not after it.
+  if (p.batch == 1 && has_first && first_item < static_cast<uint32_t>(p.plan_width))
+    first = rows.load(0, first_item);
   const uint32_t count = rows.count(begins + block_size());
   if (p.skip_io) return;
-  const WarpShare share = WarpShare::of(count);
-  copy_range<Copy, Layout>(share.first, share.end, p.host_cache.base, p.device_buffer.base, tiles,
-                           p.items_per_tile, p.shape, [&](uint32_t item) { return rows.find(item); });
+  if (p.batch > 1 && has_first && first_item < count) first = rows.find(first_item);
+  copy_share<Copy, Layout>(share, share.count_of(count), p.host_cache.base, p.device_buffer.base, tiles,
+                           p.items_per_tile, p.shape, first, [&](uint32_t item) { return rows.find(item); });
 }
 
 }  // namespace hisparse::HISPARSE_TARGET

@@ -36,8 +36,8 @@ class TileCopy {
   }
 
  private:
-  static constexpr int kInFlight = 6;
   static constexpr bool kHasTail = Items::kTailAt != kNoTail;  // one word of 8 bytes, or half of one of 16
+  static constexpr int kInFlight = kHasTail ? 4 : 6;           // a tail takes registers too
 
   template <int kBytes>
   __device__ __forceinline__ void run(const CopyShape& shape) const {
