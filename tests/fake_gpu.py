@@ -40,6 +40,12 @@ class Tensor:
     def element_size(self) -> int:
         return self.array.itemsize
 
+    def new_empty(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+        return Tensor(np.empty(shape, dtype.removeprefix("torch.")), self.device.type, self.device.index)
+
+    def copy_(self, other: Tensor) -> None:
+        self.array[...] = other.array
+
     def is_neg(self) -> bool:
         return False
 

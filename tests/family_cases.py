@@ -103,18 +103,24 @@ def dsv4_case(rng, rows: Sequence[Row], leads: tuple[int, int] = (0, 0), **other
     return Dsv4Case(plain, plain.arrays | pools)
 
 
+def expect_dsv4(case: Dsv4Case, **options) -> Dsv4Case:
+    plain = expect(case.plain, **options)
+    pages = case.arrays["device_buffer"].copy()
+    for loc, item in enumerate(plain["device_buffer"]):
+        put_token(pages.view, loc, item)
+    return Dsv4Case(plain, plain.arrays | {"host_cache": case.arrays["host_cache"], "device_buffer": pages})
+
+
 def check_dsv4(place, case: Dsv4Case, prepare=None, **options) -> Dsv4Case:
     """Runs the op and compares every byte, those between the tokens included."""
     function = hisparse.load_cache_to_device_buffer_dsv4_mla
     actual = call(place, function, case.arrays, prepare, **case.sizes, **options)
-    expected = expect(case.plain, **options)
-    pages = case.arrays["device_buffer"].copy()
-    for loc, item in enumerate(expected["device_buffer"]):
-        put_token(pages.view, loc, item)
-    wanted = expected.arrays | {name: case.arrays[name] for name in ("host_cache",)} | {"device_buffer": pages}
-    got, wanted = (without_stale_plan(SwapInCase(arrays, case.sizes), case.plain) for arrays in (actual, wanted))
+    expected = expect_dsv4(case, **options)
+    got, wanted = (
+        without_stale_plan(SwapInCase(arrays, case.sizes), case.plain) for arrays in (actual, expected.arrays)
+    )
     assert_same(got.arrays, wanted.arrays)
-    return Dsv4Case(expected, actual)
+    return Dsv4Case(expected.plain, actual)
 
 
 @dataclass
@@ -179,15 +185,20 @@ def _half(items: np.ndarray, name: str, item_size_bytes: int) -> np.ndarray:
     return items[:, :item_size_bytes] if name.endswith("_k") else items[:, item_size_bytes:]
 
 
-def check_blocks(place, case: BlockCase, prepare=None, **options) -> BlockCase:
-    actual = call(place, hisparse.load_blocks_to_device_buffer_mha, case.arrays, prepare, **case.sizes, **options)
-    expected = expect(case.plain, **options)
-    wanted = {name: expected.arrays.get(name, array).copy() for name, array in case.arrays.items()}
+def expect_blocks(case: BlockCase, **options) -> BlockCase:
+    plain = expect(case.plain, **options)
+    wanted = {name: plain.arrays.get(name, array).copy() for name, array in case.arrays.items()}
     for name in ("device_buffer_k", "device_buffer_v"):
         wanted[name] = case.arrays[name].copy()
-        wanted[name].view[:] = _half(expected["device_buffer"], name, case.sizes["item_size_bytes"])
-    assert_same(actual, wanted)
-    return BlockCase(expected, actual, case.sizes)
+        wanted[name].view[:] = _half(plain["device_buffer"], name, case.sizes["item_size_bytes"])
+    return BlockCase(plain, wanted, case.sizes)
+
+
+def check_blocks(place, case: BlockCase, prepare=None, **options) -> BlockCase:
+    actual = call(place, hisparse.load_blocks_to_device_buffer_mha, case.arrays, prepare, **case.sizes, **options)
+    expected = expect_blocks(case, **options)
+    assert_same(actual, expected.arrays)
+    return BlockCase(expected.plain, actual, case.sizes)
 
 
 def random_blocks(rng, seq_len: int, width: int, sparse_block_size: int, noise: float = 0.1) -> list[int]:

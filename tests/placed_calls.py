@@ -15,7 +15,19 @@ import kvcacheio_reference
 import numpy as np
 import reference
 from direct_cases import DIRECT_OPS, DirectCase
-from kvcacheio_cases import DIRECTIONS, HEAD_OPS, OPS, Placed, Shape, make_case
+from family_cases import (
+    ITEM_BYTES,
+    block_case,
+    copy_planned,
+    dsv4_case,
+    expect_blocks,
+    expect_dsv4,
+    get_token,
+    put_token,
+    random_block_row,
+    random_pages,
+)
+from kvcacheio_cases import DIRECTIONS, HEAD_OPS, OPS, Placed, Shape, address_of, make_case
 from kvcacheio_cases import expect as expect_transfer
 from places import HOST_POOLS, Guarded, assert_same, torch
 from swap_in_cases import expect, random_row, without_stale_plan
@@ -69,15 +81,20 @@ def put(place, arrays: Arrays, on_host: Callable[[str], bool]) -> tuple[dict[str
     return raws, views
 
 
-def swap_in_case(rng, hot: int = 300, top_k: int = 96, item: int = 656):
-    rows = [random_row(rng, length, top_k, hot) for length in (hot // 2, hot + 1, 2 * hot, 3 * hot, hot)]
-    return make_swap_in_case(
-        rng, rows, num_top_k=top_k, hot_buffer_size=hot, item_size_bytes=item, num_real_reqs=len(rows) - 1
+def swap_in_rows(rng, hot: int, top_k: int):
+    """Short ones, long ones, and a last one that is padding."""
+    return [random_row(rng, length, top_k, hot) for length in (hot // 2, hot + 1, 2 * hot, 3 * hot, hot)]
+
+
+def swap_in(rng, place, direction: str = "h2d", hot: int = 300, top_k: int = 96, item: int = 656) -> PlacedCall:
+    case = make_swap_in_case(
+        rng,
+        swap_in_rows(rng, hot, top_k),
+        num_top_k=top_k,
+        hot_buffer_size=hot,
+        item_size_bytes=item,
+        num_real_reqs=4,
     )
-
-
-def swap_in(rng, place, direction: str = "h2d", **sizes: int) -> PlacedCall:
-    case = swap_in_case(rng, **sizes)
     raws, views = put(place, case.arrays, lambda name: name == "host_cache" and DIRECTIONS[direction][0])
     return PlacedCall(
         hisparse.load_cache_to_device_buffer_mla,
@@ -88,6 +105,88 @@ def swap_in(rng, place, direction: str = "h2d", **sizes: int) -> PlacedCall:
         expect(case).arrays,
         lambda arrays: without_stale_plan(replace(case, arrays=arrays), case).arrays,
     )
+
+
+def dsv4_swap_in(rng, place, direction: str = "h2d", hot: int = 300, top_k: int = 96) -> PlacedCall:
+    case = dsv4_case(rng, swap_in_rows(rng, hot, top_k), num_top_k=top_k, hot_buffer_size=hot, num_real_reqs=4)
+    raws, views = put(place, case.arrays, lambda name: name == "host_cache" and DIRECTIONS[direction][0])
+    return PlacedCall(
+        hisparse.load_cache_to_device_buffer_dsv4_mla,
+        views | case.sizes,
+        place,
+        raws,
+        case.arrays,
+        expect_dsv4(case).arrays,
+        lambda arrays: without_stale_plan(replace(case.plain, arrays=arrays), case.plain).arrays,
+    )
+
+
+def block_swap_in(rng, place, direction: str = "h2d", hot: int = 160, blocks: int = 8, size: int = 16) -> PlacedCall:
+    rows = [random_block_row(rng, length, blocks, size, hot) for length in (hot // 2, 2 * hot, 3 * hot, hot)]
+    case = block_case(rng, rows, size, hot, item_size_bytes=128, num_real_reqs=3)
+    on_host = ("host_cache_k", "host_cache_v") if DIRECTIONS[direction][0] else ()
+    raws, views = put(place, case.arrays, on_host.__contains__)
+    return PlacedCall(
+        hisparse.load_blocks_to_device_buffer_mha,
+        views | case.sizes,
+        place,
+        raws,
+        case.arrays,
+        expect_blocks(case).arrays,
+    )
+
+
+def planned_copy(rng, place, direction: str = "h2d", item: int = 656, dsv4: bool = False) -> PlacedCall:
+    batch, width = 4, 40
+    rows, counts = batch * width + 5, [3, 0, width, 17]
+    before = {
+        "miss_src": Guarded.of(rng, rng.integers(0, rows, (batch, width)), np.int64, gap=2),
+        "miss_dst": Guarded.of(rng, rng.permutation(rows)[: batch * width].reshape(batch, width), np.int32, gap=2),
+        "miss_count": Guarded.of(rng, counts, np.int32),
+        "num_real_reqs": Guarded.of(rng, [3], np.int32),
+    }
+    for name in ("host_cache", "device_buffer"):
+        before[name] = random_pages(rng, rows) if dsv4 else Guarded.random(rng, np.uint8, (rows, item))
+    options = {"item_size_bytes": ITEM_BYTES if dsv4 else item, "is_dsv4_layout": dsv4}
+    after = {name: array.copy() for name, array in before.items()}
+    copy_planned(**{name: array.view for name, array in after.items()}, **options)
+    raws, views = put(place, before, lambda name: name == "host_cache" and DIRECTIONS[direction][0])
+    return PlacedCall(hisparse.copy_cache_planned_mla, views | options, place, raws, before, after)
+
+
+def dsv4_transfer(rng, place, direction: str = "h2d", layers: int = 3, tokens: int = 200) -> PlacedCall:
+    pools = {f"{end}[{n}]": random_pages(rng, tokens) for end in ("src", "dst") for n in range(layers)}
+    src, dst = rng.integers(0, tokens, 90), rng.permutation(tokens)[:90]
+    src[::9], dst[5::11] = -1, -(2**40)
+    before = pools | {"src_indices": Guarded.of(rng, src, np.int64), "dst_indices": Guarded.of(rng, dst, np.int64)}
+    after = {name: array.copy() for name, array in before.items()}
+    for n in range(layers):
+        for i, j in zip(src.tolist(), dst.tolist(), strict=True):
+            if i >= 0 and j >= 0:
+                put_token(after[f"dst[{n}]"].view, j, get_token(before[f"src[{n}]"].view, i))
+    on_host = dict(zip(("src", "dst"), DIRECTIONS[direction], strict=True))
+    raws, views = put(place, before, lambda name: on_host.get(name.partition("[")[0], False))
+    arguments = {name: views[name] for name in ("src_indices", "dst_indices")}
+    for end in on_host:
+        addresses = [address_of(views[f"{end}[{n}]"], place) for n in range(layers)]
+        arguments[f"{end}_ptrs"] = place.put("", Guarded.of(rng, addresses, np.uint64))[1]
+    return PlacedCall(hisparse.transfer_cache_dsv4_mla, arguments, place, raws, before, after)
+
+
+def translation(rng, place, direction: str = "d2d") -> PlacedCall:
+    """With its answer copied to where a test finds it."""
+    mapping, locations = rng.integers(-(2**62), 2**62, 50), rng.integers(-9, 50, 3000).astype(np.int32)
+    before = {"mapping": Guarded.of(rng, mapping), "locations": Guarded.of(rng, locations)}
+    before["answer"] = Guarded.random(rng, np.int64, locations.shape)
+    after = before | {"answer": before["answer"].copy()}
+    after["answer"].view[:] = np.where(locations < 0, locations, mapping[locations])
+    raws, views = put(place, before, lambda name: False)
+    answer = views.pop("answer")
+
+    def translate(**arguments: Any) -> None:
+        answer.copy_(hisparse.translate_padded_hisparse_locations(**arguments))
+
+    return PlacedCall(translate, views, place, raws, before, after)
 
 
 def copy_items(rng, place, direction: str = "h2d", item: int = 132, count: int = 100) -> PlacedCall:
@@ -150,6 +249,12 @@ def embedding_ranges(rng, place, direction: str = "h2d") -> PlacedCall:
 # Kernels, which graphs capture, and copies that the driver makes.
 KERNEL_CALLS = {
     "load_cache_to_device_buffer_mla": swap_in,
+    "load_cache_to_device_buffer_dsv4_mla": dsv4_swap_in,
+    "load_blocks_to_device_buffer_mha": block_swap_in,
+    "copy_cache_planned_mla": planned_copy,
+    "copy_cache_planned_mla of pages": partial(planned_copy, dsv4=True),
+    "transfer_cache_dsv4_mla": dsv4_transfer,
+    "translate_padded_hisparse_locations": translation,
     "copy_items": copy_items,
     **{op: partial(transfer, op) for op in OPS},
 }
