@@ -34,13 +34,16 @@ def copy_cache_planned_mla(
         miss_dst: int32 [B, >= K], read, with the row stride of ``miss_src``. Its loc in ``device_buffer``.
         miss_count: int32 [B], read. Items per row; what exceeds the width of the plan counts as that width.
         num_real_reqs: int32 [>= 1], read. Rows from its first entry on are ignored, whatever they say.
-        host_cache, device_buffer, item_size_bytes: As in ``load_cache_to_device_buffer_mla``.
+        host_cache: Any dtype and shape, contiguous, read. For a GPU: pinned or registered host memory, or memory of the
+            same device.
+        device_buffer: Any dtype and shape, contiguous, written.
+        item_size_bytes: Bytes of one token in one layer.
         num_blocks: Blocks of the grid, 1 to 65535.
         block_size: Threads per block: a multiple of the device's warp size, at most 1024.
         is_dsv4_layout: The pools are pages as in ``load_cache_to_device_buffer_dsv4_mla``, and the same checks hold.
         skip_io: Copy nothing.
 
-    With the pools as bytes, [-1, item_size_bytes], it equals::
+    With the pools as bytes, [-1, item_size_bytes], it equals:
 
         for b in range(min(num_real_reqs[0], len(miss_count))):
             n = miss_count[b]
@@ -84,7 +87,7 @@ def transfer_cache_dsv4_mla(
         dst_indices: int64 [N], as these. Locs in each target pool.
         block_size: Threads per block: a multiple of the device's warp size, at most 1024.
 
-    With the layers' pools as pages and ``value_and_scale`` from there, it equals::
+    With the layers' pools as pages and ``value_and_scale`` from there, it equals:
 
         for source_pages, target_pages in zip(sources, targets):
             for source, target in zip(src_indices, dst_indices):
@@ -111,7 +114,7 @@ def translate_padded_hisparse_locations(mapping: Tensor, locations: Tensor) -> T
         locations: int32 or int64 [N], of any stride, on the device of ``mapping``, read.
 
     Returns:
-        A new contiguous tensor or array [N] on the same device, of the dtype that both promote to:
+        A new contiguous tensor or array [N] on the same device, of the dtype that both promote to. It equals
         ``torch.where(locations < 0, locations, mapping[locations.clamp(min=0)])``. Locations past the end of the
         mapping give -1.
 

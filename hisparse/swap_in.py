@@ -176,13 +176,33 @@ def load_cache_to_device_buffer_dsv4_mla(
     read nor written. The token of loc ``l`` has its value at byte ``l // 64 * 37440 + l % 64 * 576`` of a pool, and its
     scale at byte ``l // 64 * 37440 + 36864 + l % 64 * 8``. Copying an item means copying both.
 
-    All else is as there, but for two arguments:
+    All else is as there:
 
     Args:
-        host_cache, device_buffer: As there, and aligned to 8 bytes. A part of a page at the end holds no token.
+        top_k_tokens: int32 [B, >= K], read. Token positions; -1 is an unused entry.
+        device_buffer_tokens: int32 [R, >= H + page_size], updated. The token of each slot.
+        host_cache_locs: int64 [R, max_tokens], read. The loc in host memory of each token.
+        device_buffer_locs: int32 [R, >= H + page_size], read. The loc on the device of each slot.
+        host_cache: Pages of any dtype and shape, contiguous, aligned to 8 bytes, read. A part of a page at the end
+            holds no token.
+        device_buffer: Pages, as these, written.
+        top_k_device_locs: int32 [B, >= K], written. The loc of each entry, or -1.
+        req_pool_indices: int32 or int64 [B], read. The row of each request in the tables.
+        seq_lens: int32 or int64 [B], read. Lengths in tokens, the newest one included.
+        lru_slots: int16 [R, >= H], updated. Slots, least recently used first.
         item_size_bytes: 584.
+        num_top_k: K.
+        hot_buffer_size: H.
+        page_size: Slots of a row behind the first H.
+        block_size: The least number of threads per block.
+        num_real_reqs: int32 [>= 1], read, or None. Rows from its first entry on are padding.
+        miss_src: int64 [B, >= K], written, or None. The loc in host memory of each copied item.
+        miss_dst: int32 [B, >= K], written, or None. Its loc on the device.
+        miss_count: int32 [B], written, or None. Items copied per row.
+        skip_io: Plan and update the tables as usual, but copy no item.
+        blocks_per_request: Blocks that share the copying of one row, 1 to 64, or None.
 
-    With both pools as pages, uint8 [pages, 37440], an item is copied by::
+    It equals that call, but with both pools as pages, uint8 [pages, 37440], an item is copied by:
 
         def value_and_scale(pages, loc):
             page, place = pages[loc // 64], loc % 64
@@ -192,8 +212,9 @@ def load_cache_to_device_buffer_dsv4_mla(
             target.copy_(source)
 
     Raises:
-        TypeError, ValueError, RuntimeError: As there; ValueError also for another item size or a pool that is not
-            aligned.
+        TypeError: As there.
+        ValueError: As there, and for another item size or a pool that is not aligned.
+        RuntimeError: As there.
     """
     _C.load_cache_to_device_buffer_dsv4_mla(
         top_k_tokens,
@@ -251,18 +272,29 @@ def load_blocks_to_device_buffer_mha(
 
     Args:
         top_k_blocks: int32 [B, Kb], read, row stride free. Blocks; -1 is unused.
-        device_buffer_tokens, host_cache_locs, device_buffer_locs, req_pool_indices, seq_lens, lru_slots, page_size,
-            block_size, num_real_reqs, skip_io, blocks_per_request: As in ``load_cache_to_device_buffer_mla``.
-        host_cache_k, host_cache_v: Any dtype, contiguous, [rows, ...] with ``item_size_bytes`` bytes per row, read. For
-            a GPU: pinned or registered host memory, or memory of the same device.
-        device_buffer_k, device_buffer_v: As these, written.
+        device_buffer_tokens: int32 [R, >= H + page_size], updated. The token of each slot.
+        host_cache_locs: int64 [R, max_tokens], read. The loc in host memory of each token.
+        device_buffer_locs: int32 [R, >= H + page_size], read. The loc on the device of each slot.
+        host_cache_k: Any dtype, contiguous, [rows, ...] with ``item_size_bytes`` bytes per row, read. For a GPU: pinned
+            or registered host memory, or memory of the same device.
+        host_cache_v: As ``host_cache_k``.
+        device_buffer_k: Any dtype, contiguous, [rows, ...] with ``item_size_bytes`` bytes per row, written.
+        device_buffer_v: As ``device_buffer_k``.
         top_k_device_locs: int32 [B, >= K], written. The loc of each entry; -1 where its block is unused and for tokens
             at or past the length.
+        req_pool_indices: int32 or int64 [B], read. The row of each request in the tables.
+        seq_lens: int32 or int64 [B], read. Lengths in tokens, the newest one included.
+        lru_slots: int16 [R, >= H], updated. Slots, least recently used first.
         item_size_bytes: Bytes of the key of one token in one layer, and of its value.
         hot_buffer_size: H, from K to 32768. K is at most 32766.
         sparse_block_size: S, at least 1.
+        page_size: Slots of a row behind the first H.
+        block_size: The least number of threads per block.
+        num_real_reqs: int32 [>= 1], read, or None. Rows from its first entry on are padding.
+        skip_io: Plan and update the tables as usual, but copy no item.
+        blocks_per_request: Blocks that share the copying of one row, 1 to 64, or None.
 
-    It equals ``load_cache_to_device_buffer_mla``, once with the pools of keys and once with those of values, with::
+    It equals ``load_cache_to_device_buffer_mla``, once with the pools of keys and once with those of values, with:
 
         tokens = top_k_blocks[:, :, None] * S + torch.arange(S)
         top_k_tokens = torch.where(top_k_blocks[:, :, None] < 0, -1, tokens).flatten(1)
@@ -270,8 +302,9 @@ def load_blocks_to_device_buffer_mha(
     except that tables and LRU order change once.
 
     Raises:
-        TypeError, ValueError, RuntimeError: As there; ValueError also where H is below Kb * S or a pool's rows have
-            another size.
+        TypeError: As there.
+        ValueError: As there, and where H is below Kb * S or a pool's rows have another size.
+        RuntimeError: As there.
     """
     _C.load_blocks_to_device_buffer_mha(
         top_k_blocks,
