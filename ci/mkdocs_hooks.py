@@ -12,10 +12,13 @@ from mkdocs.structure.pages import Page
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
+def _as_text(markdown: str, target: str) -> str:
+    """Source files are no part of the site: of links to them the text stays, as code."""
+    return re.sub(rf"(?<!!)\[`?([^\]`]+)`?\]\({target}\)", r"`\1`", markdown)
+
+
 def _in_docs(markdown: str) -> str:
-    markdown = re.sub(r"\]\(docs/", "](", markdown)
-    # Source files are no part of the site: what is left of such a link is its text.
-    return re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?://|#|[\w/]+\.md)[^)]*\)", r"`\1`", markdown)
+    return _as_text(re.sub(r"\]\(docs/", "](", markdown), r"(?!https?://|#|[\w/]+\.md)[^)]*")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -24,4 +27,4 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    return markdown.replace("](../README.md", "](index.md")
+    return _as_text(markdown.replace("](../README.md", "](index.md"), r"\.\./[^)]*")

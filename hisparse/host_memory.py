@@ -219,7 +219,9 @@ def pin_host_pool(
     Args:
         shape: Of the tensor.
         dtype: Of the tensor; None for torch.uint8.
-        page_bytes, chunk_bytes, device_index: As for :func:`register_host_memory`.
+        page_bytes: Bytes of a page of KV cache, as for ``register_host_memory``.
+        chunk_bytes: The most bytes registered at once, as there.
+        device_index: The device whose context does it, as there.
 
     On a machine without a GPU the memory is the same, and nothing is registered.
 
