@@ -29,7 +29,7 @@ def main() -> int:
     print(table)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        report.write_json(args.out / "links.json", rows)
+        report.write_json(args.out / "links.json", rows=rows)
         (args.out / "links.md").write_text(table + "\n")
     return 0
 

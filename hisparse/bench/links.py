@@ -9,12 +9,12 @@ from typing import Any
 
 import hisparse
 
-from . import swap_in
+from .state import HOST_ITEMS, TOP_K, VARIANTS, State
 from .timing import capture
 
 WORK = ("gather", "swap-in")
 ITEM_SIZES = (512, 656, 1152)
-HOT_BUFFER_SIZE, BATCH, MISS_RATE = 4096, 24, 0.2  # of the swap-in
+HOT_BUFFER_SIZE, BATCH, MISSES = 4096, 24, TOP_K // 5  # of the swap-in
 GATHERS = 8  # calls in a graph, which read every item of the pool once
 GATHER_BLOCKS = 132
 AT_ONCE_US = 100_000  # long beside the time from the first device's start to the last one's
@@ -36,17 +36,20 @@ class Lane:
     """Work of one device: a graph of some calls, what else it does, and the bytes that a call brings over the link."""
 
     device: int
-    graph: Any
+    work: Callable[[], None]  # what the graph holds; it keeps the memory that the graph uses
     calls: int
     bytes_per_call: int
     other_us: float = 0.0  # of the graph: putting the tables back
+
+    def __post_init__(self) -> None:
+        self.graph = capture(self.work)
 
 
 def gather_lane(device: int, host_pool: Any, item_size_bytes: int) -> Lane:
     import torch
 
     with torch.cuda.device(device):
-        src = torch.randperm(swap_in.HOST_ITEMS, device="cuda").chunk(GATHERS)
+        src = torch.randperm(HOST_ITEMS, device="cuda").chunk(GATHERS)
         count = len(src[0])
         dst = torch.randperm(count, device="cuda")
         pool = torch.zeros(count * item_size_bytes, dtype=torch.uint8, device="cuda")
@@ -55,29 +58,28 @@ def gather_lane(device: int, host_pool: Any, item_size_bytes: int) -> Lane:
             for part in src:
                 hisparse.copy_items(host_pool, pool, part, dst, item_size_bytes, blocks=GATHER_BLOCKS)
 
-        return Lane(device, capture(gather), GATHERS, count * item_size_bytes)
+        return Lane(device, gather, GATHERS, count * item_size_bytes)
 
 
 def swap_in_lane(device: int, host_pool: Any, item_size_bytes: int) -> Lane:
     import torch
 
-    case = swap_in.Case(HOT_BUFFER_SIZE, item_size_bytes, MISS_RATE, BATCH, ordered=False)
-    slots = BATCH * (HOT_BUFFER_SIZE + swap_in.PAGE_SIZE)
     with torch.cuda.device(device):
-        state = swap_in.State(case, host_pool, torch.zeros(slots * item_size_bytes, dtype=torch.uint8, device="cuda"))
+        state = State(HOT_BUFFER_SIZE, MISSES, BATCH, ordered=False, sequential=False)
+        device_pool = torch.zeros(state.device_items * item_size_bytes, dtype=torch.uint8, device="cuda")
 
         def calls() -> None:
-            for variant in range(swap_in.VARIANTS):
+            for variant in range(VARIANTS):
                 state.reset()
-                hisparse.load_cache_to_device_buffer_mla(**state.arguments(variant))
+                arguments = state.arguments(variant, host_pool, device_pool, item_size_bytes)
+                hisparse.load_cache_to_device_buffer_mla(**arguments)
 
         def resets() -> None:
-            for _ in range(swap_in.VARIANTS):
+            for _ in range(VARIANTS):
                 state.reset()
 
-        graph = capture(calls)
-        (other_us,) = times([Lane(device, capture(resets), 1, 0)], 50)
-        return Lane(device, graph, swap_in.VARIANTS, BATCH * case.misses * item_size_bytes, other_us)
+        (other_us,) = times([Lane(device, resets, 1, 0)], 50)
+        return Lane(device, calls, VARIANTS, BATCH * MISSES * item_size_bytes, other_us)
 
 
 def times(lanes: list[Lane], replays: int) -> list[float]:
@@ -118,11 +120,11 @@ def measure(
     """A row per kind of work, item size and device. Times in microseconds per call, rates in GB/s (1e9 bytes)."""
     import torch
 
-    host_pool = torch.empty(swap_in.HOST_ITEMS * max(item_sizes), dtype=torch.uint8, pin_memory=True)
+    host_pool = torch.empty(HOST_ITEMS * max(item_sizes), dtype=torch.uint8, pin_memory=True)
     host_pool.view(torch.int32).random_()
     make = {"gather": gather_lane, "swap-in": swap_in_lane}
     for work, size in progress([(work, size) for work in WORK for size in item_sizes]):
-        lanes = [make[work](device, host_pool[: swap_in.HOST_ITEMS * size], size) for device in devices]
+        lanes = [make[work](device, host_pool[: HOST_ITEMS * size], size) for device in devices]
         alone = [call_times([lane])[0] for lane in lanes]
         for lane, alone_us, together_us in zip(lanes, alone, call_times(lanes), strict=True):
             yield {
