@@ -62,6 +62,18 @@ def test_an_op_runs_on_the_device_of_its_tensors(run_both):
     """)
 
 
+def test_checks_of_contents_run_on_the_device_of_the_tensors(run_both):
+    run_both("""
+        with hisparse.checking():
+            for op in PLACED_CALLS:
+                make(op, 1).launch()
+                assert driver.library.fake_current() == 0
+        assert driver.count_on(1, "cuLaunchKernel", "hipModuleLaunchKernel") == driver.launches > len(PLACED_CALLS)
+        for name in WITH_A_DEVICE_CURRENT:
+            assert driver.count_on(0, *name) == 0, name
+    """)
+
+
 def test_a_device_that_is_not_used_is_left_alone(run_both):
     run_both("""
         for index, current in ((1, 0), (0, 1)):  # the second device first

@@ -67,6 +67,20 @@ def test_an_op_runs_on_the_device_of_its_tensors(rng, op, direction):
 
 
 @pytest.mark.parametrize("op", PLACED_CALLS)
+def test_checks_of_contents_run_on_the_device_of_the_tensors(rng, op):
+    call = PLACED_CALLS[op](rng, GpuPlace(1))
+    with hisparse.checking():
+        call.reset()
+        try:
+            call.launch()
+        except hisparse.ContentError:  # skipped indices and the like, which some calls have: it was found on cuda:1
+            call.check_untouched()
+            return
+    assert torch.cuda.current_device() == 0
+    call.check()
+
+
+@pytest.mark.parametrize("op", PLACED_CALLS)
 def test_tensors_on_two_devices_are_refused(rng, op):
     call = PLACED_CALLS[op](rng, GpuPlace(1), "d2d")
     refused = 0
