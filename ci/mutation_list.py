@@ -33,7 +33,7 @@ CONTENT_TESTS = ("test_content_check.py",)
 TESTS_OF_BARRIERS = {
     "content_check.cuh": CONTENT_TESTS,
     "copy_planned.cuh": PLANNED_TESTS,
-    "copy_range.cuh": PLANNED_TESTS,
+    "copy_share.cuh": PLANNED_TESTS,
     "transfer.cuh": TRANSFER_TESTS,
 }
 ERROR_TESTS = ("test_errors.py", "test_kvcacheio_errors.py", "test_bad_input.py")
