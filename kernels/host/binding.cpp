@@ -155,11 +155,16 @@ void translate_content_fault(std::exception_ptr thrown) {
 }  // namespace
 }  // namespace hisparse::host
 
-// pybind11 deadlocks in a sub-interpreter of Python before 3.12 as soon as it looks for its own state, so
-// what it calls PyInit__C comes second.
+static constexpr const char* kOtherInterpreter =
+    "hisparse runs in the main interpreter alone: use processes instead";
+static bool in_main_interpreter() { return PyInterpreterState_Get() == PyInterpreterState_Main(); }
+
+// Asked twice: before Python 3.12, pybind11 deadlocks in a sub-interpreter as soon as it looks for its own
+// state, so its PyInit__C comes second; from 3.13 on, the main interpreter calls PyInit__C for all of them.
 #define PyInit__C initialize_in_main_interpreter
 PYBIND11_MODULE(_C, module) {
   using namespace hisparse::host;
+  if (!in_main_interpreter()) throw py::import_error(kOtherInterpreter);
   wait_at_exit();
   add_op<check_swap_in>(module, "load_cache_to_device_buffer_mla",
                         std::make_index_sequence<kSwapInArguments>());
@@ -204,7 +209,7 @@ PYBIND11_MODULE(_C, module) {
 
 #undef PyInit__C
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
-  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return initialize_in_main_interpreter();
-  PyErr_SetString(PyExc_ImportError, "hisparse runs in the main interpreter alone: use processes instead");
+  if (in_main_interpreter()) return initialize_in_main_interpreter();
+  PyErr_SetString(PyExc_ImportError, kOtherInterpreter);
   return nullptr;
 }
