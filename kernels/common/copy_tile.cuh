@@ -41,8 +41,11 @@ class TileCopy {
 
   template <int kBytes>
   __device__ __forceinline__ void run(const CopyShape& shape) const {
-    int32_t part = lane_ / shape.words_per_item;
-    int32_t at = lane_ % shape.words_per_item * kBytes;
+    int32_t part = 0, at = lane_ * kBytes;
+    if (shape.words_per_item < kWarpSize) {
+      part = lane_ / shape.words_per_item;
+      at = lane_ % shape.words_per_item * kBytes;
+    }
     const int32_t end = shape.words_per_item * kBytes;
     HISPARSE_NO_UNROLL
     while (warp_any(part < count_)) {
