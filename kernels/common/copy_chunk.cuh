@@ -46,7 +46,8 @@ class ChunkCopy {
   }
 
  private:
-  static constexpr int kInFlight = 4;
+  // With 410 items of 576 B and a block of 1024 threads, five make four rounds of loads where four make five.
+  static constexpr int kInFlight = 5;
   // The first loads stay in registers while the caller works: more of them would spill in the swap-in.
   static constexpr int kFirstInFlight = 2;
 
