@@ -75,7 +75,7 @@ def test_torch_tensors_do_the_same_as_numpy_arrays():
 @pytest.mark.gpu
 def test_demo_on_a_gpu(tmp_path):
     on_gpu, on_cpu = numbers_of(tmp_path, "--device", "cuda"), numbers_of(tmp_path)
-    assert on_gpu.pop("device") == "cuda" and on_cpu.pop("device") == "cpu"
+    assert on_gpu.pop("device") == "cuda:0" and on_cpu.pop("device") == "cpu"
     assert {k: v for k, v in on_gpu.items() if k not in TIMES} == {k: v for k, v in on_cpu.items() if k not in TIMES}
 
 

@@ -45,6 +45,23 @@ def test_a_short_one_on_a_gpu(item_bytes):
 
 
 @pytest.mark.parametrize(
+    ("growth", "alone", "grown"),
+    [
+        ({"host_resident": 8192}, True, None),
+        ({"host_resident": 65 << 20}, False, "host"),
+        ({"host_resident": 0, "torch_allocated": 0, "gpu": -(26 << 20)}, True, None),
+        ({"host_resident": 0, "torch_allocated": -512, "gpu": 1 << 20}, True, None),
+        ({"host_resident": 0, "torch_allocated": 512, "gpu": 0}, False, "device"),
+        ({"host_resident": 0, "torch_allocated": 0, "gpu": 2 << 20}, False, None),
+        ({"host_resident": 0, "torch_allocated": 0, "gpu": 2 << 20}, True, "device"),
+    ],
+)
+def test_only_memory_that_grew_is_a_difference(growth, alone, grown):
+    expected = [f"{grown} memory grew: {growth}"] if grown else []
+    assert load.memory_differences(growth, alone) == expected
+
+
+@pytest.mark.parametrize(
     "name", ["device_buffer", "lru_slots", "device_buffer_tokens", "top_k_device_locs", "miss_dst"]
 )
 def test_a_wrong_value_is_found(monkeypatch, name):

@@ -30,6 +30,8 @@ pytestmark = [
 DEVICES = (0, 1)
 MIB = 2**20
 TESTS = os.path.dirname(__file__)
+EMBEDDING_RANGES = "transfer_embedding_ranges_direct"  # of its tensors only one may be on a GPU
+BOTH_SIDES_CALLS = [op for op in PLACED_CALLS if op != EMBEDDING_RANGES]
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +55,13 @@ def run_alone(source: str, *arguments: object) -> None:
 # One device, while another is current
 
 
-@pytest.mark.parametrize("direction", ["h2d", "d2h", "d2d"])
-@pytest.mark.parametrize("op", PLACED_CALLS)
+@pytest.mark.parametrize(
+    ("op", "direction"),
+    [
+        *((op, direction) for op in PLACED_CALLS for direction in ("h2d", "d2h")),
+        *((op, "d2d") for op in BOTH_SIDES_CALLS),
+    ],
+)
 def test_an_op_runs_on_the_device_of_its_tensors(rng, op, direction):
     for other, used in ((0, 1), (1, 0)):
         with torch.cuda.device(other):
@@ -80,7 +87,7 @@ def test_checks_of_contents_run_on_the_device_of_the_tensors(rng, op):
     call.check()
 
 
-@pytest.mark.parametrize("op", PLACED_CALLS)
+@pytest.mark.parametrize("op", BOTH_SIDES_CALLS)
 def test_tensors_on_two_devices_are_refused(rng, op):
     call = PLACED_CALLS[op](rng, GpuPlace(1), "d2d")
     refused = 0
@@ -95,6 +102,18 @@ def test_tensors_on_two_devices_are_refused(rng, op):
     assert refused >= 2
     call.check_untouched()
     call.run()
+
+
+@pytest.mark.parametrize("dst", DEVICES)
+@pytest.mark.parametrize("src", DEVICES)
+def test_embedding_ranges_from_gpu_to_gpu_are_refused(rng, src, dst):
+    call = PLACED_CALLS[EMBEDDING_RANGES](rng, GpuPlace(src), "d2d")
+    target = torch.full((20, 9), 7.0, device=f"cuda:{dst}")
+    message = f"^dst: expected a tensor on the CPU, since src is on (cuda|rocm):{src}, got one on (cuda|rocm):{dst}$"
+    with pytest.raises(ValueError, match=message):
+        call.function(**call.arguments | {"dst": target})
+    assert (target == 7).all()
+    call.check_untouched()
 
 
 @pytest.mark.parametrize("op", PLACED_CALLS)

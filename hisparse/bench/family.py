@@ -30,6 +30,9 @@ VARIANTS = 2  # different entries per row, so that no host line is read twice in
 DSV4_ITEM, DSV4_PAGE, DSV4_PAGE_TOKENS = 584, 37_440, 64
 COPY_BLOCKS = (4, 16, 32, 66, 132, 264, 528)
 PLANNED_BLOCKS = 16
+PLANNED_CASES = ((100, 2), (1, 410), (4, 410), (10, 410), (24, 410))  # rows and misses of each
+OVERLAP_CASE = (24, 410)
+PRODUCT_SIZE = 4096
 ROUNDS = 40
 
 
@@ -252,8 +255,8 @@ def swap_in_rows(peer: ModuleType | None, batches: tuple[int, ...], rates: tuple
 
 def planned_rows(peer: ModuleType | None) -> list[dict[str, Any]]:
     """100 rows with 2 misses each, and few rows with 20 % misses, with 16 blocks."""
-    pools, rows = Pools(100), []
-    for batch, misses in ((100, 2), (1, 410), (4, 410), (10, 410), (24, 410)):
+    pools, rows = Pools(max(batch for batch, _ in PLANNED_CASES)), []
+    for batch, misses in PLANNED_CASES:
         state = State(batch, misses)
         plans = [state.plan(i, pools) for i in range(VARIANTS)]
 
@@ -277,7 +280,8 @@ def overlap_rows() -> list[dict[str, Any]]:
     """A matrix product alone, and with a planned copy of 24 rows, 20 % misses, on a side stream."""
     import torch
 
-    pools, state, item, size = Pools(24), State(24, 410), 512, 4096
+    batch, misses = OVERLAP_CASE
+    pools, state, item, size = Pools(batch), State(batch, misses), 512, PRODUCT_SIZE
     plan = state.plan(0, pools)
     left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     result = torch.empty_like(left)

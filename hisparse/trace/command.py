@@ -128,16 +128,18 @@ def measured_rate(item_size_bytes: int) -> float:
     if not torch.cuda.is_available():
         raise RuntimeError("measuring the link needs a GPU, and torch finds none")
     import hisparse
-    from hisparse.bench.timing import time_in_graph
+    from hisparse.bench.timing import time_together
 
     count, calls = 65536, 4
     host = torch.zeros(calls * count, item_size_bytes, dtype=torch.uint8).pin_memory()
     device = torch.empty(count, item_size_bytes, dtype=torch.uint8, device="cuda")
     sources = torch.randperm(calls * count, device="cuda").view(calls, count)
     targets = torch.arange(count, device="cuda")
-    time = time_in_graph(
-        lambda call: hisparse.copy_items(host, device, sources[call], targets, item_size_bytes), None, calls, 10
-    )
+
+    def gather(call: int) -> None:
+        hisparse.copy_items(host, device, sources[call], targets, item_size_bytes)
+
+    time = time_together({"gather": gather}, calls)["gather"]
     return count * item_size_bytes / (time.median / 1e6)
 
 
