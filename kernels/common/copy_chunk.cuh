@@ -46,8 +46,7 @@ class ChunkCopy {
   }
 
  private:
-  // With 410 items of 576 B and a block of 1024 threads, five make four rounds of loads where four make five.
-  static constexpr int kInFlight = 5;
+  static constexpr int kInFlight = 4;
   // The first loads stay in registers while the caller works: more of them would spill in the swap-in.
   static constexpr int kFirstInFlight = 2;
 

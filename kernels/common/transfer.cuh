@@ -65,7 +65,7 @@ class Transfer {
   __device__ __forceinline__ void load() {
     if (plane_ >= p_.planes) return;
     const int32_t heads = p_.heads;
-    const int32_t layer_plane = heads == 1 ? plane_ : plane_ / heads;
+    const int32_t layer_plane = plane_ / heads;
     const int32_t head = plane_ - layer_plane * heads;
     const bool is_value = layer_plane >= p_.layers;
     const int32_t layer = is_value ? layer_plane - p_.layers : layer_plane;
