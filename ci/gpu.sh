@@ -15,6 +15,7 @@ mkdir -p "$out"
 targets=$("$python" -c 'import torch; print("cpu;rocm" if torch.version.hip else "cpu;cuda")')
 HISPARSE_TARGETS=$targets "$python" -m pip install -q --no-build-isolation --no-deps --target build/gpu-site --upgrade .
 export PYTHONPATH=$PWD/build/gpu-site PYTHONUNBUFFERED=1
+export COLUMNS=240  # room for the error in each line of the tests' summary
 cd "$out" && out=$PWD && cd - > /dev/null
 
 if [ "$mode" != --bench-only ]; then

@@ -20,6 +20,7 @@ print(";".join(sorted({"%d.%d" % torch.cuda.get_device_capability(n) for n in de
 fi
 HISPARSE_TARGETS=$targets "$python" -m pip install -q --no-build-isolation --no-deps --target build/gpu-site --upgrade .
 export PYTHONPATH=$PWD/build/gpu-site${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+export COLUMNS=240  # room for the error in each line of the tests' summary
 
 # Not from the tree's root: `import hisparse` is to find what was installed.
 workers=$("$python" -c 'import xdist' 2> /dev/null && echo "-n 6")

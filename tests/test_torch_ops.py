@@ -16,6 +16,8 @@ import hisparse
 from hisparse import _C, kvcacheio
 
 torch = pytest.importorskip("torch")
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 from hisparse import torch_ops  # noqa: E402
 
 OPS = {function.__name__: function for function in torch_ops.WRITES}
@@ -132,8 +134,26 @@ def test_export(name, where, strict):
     program = torch.export.export(module_of(sample), (sample.arguments,), strict=strict)
     assert sample.fetch() == before
     targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
-    assert targets.count(getattr(torch.ops.hisparse, name).default) == 1
+    assert targets.count(getattr(torch.ops.hisparse, name).default) == 1, program.graph
     check_call(name, where, lambda **arguments: program.module()(arguments))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["copy_items", "translate_padded_hisparse_locations"])
+def test_export_of_tensors_that_never_had_memory(name, device):
+    """Of a GPU too, whether there is one or not."""
+    sample = make_sample(name, make_place("cpu64-wave-torch"))
+    with FakeTensorMode():
+        sample.arguments = {
+            n: torch.empty(a.shape, dtype=a.dtype, device=device) if isinstance(a, torch.Tensor) else a
+            for n, a in sample.arguments.items()
+        }
+    graph = torch.export.export(module_of(sample), (sample.arguments,), strict=False).graph
+    (call,) = (node for node in graph.nodes if node.op == "call_function")
+    assert call.target is getattr(torch.ops.hisparse, name).default
+    if name == "translate_padded_hisparse_locations":
+        answer = call.meta["val"]
+        assert (answer.shape, answer.dtype, answer.device.type) == ((5,), torch.int64, device)
 
 
 def test_names_that_were_imported_before_and_copies_of_functions():
