@@ -1,7 +1,7 @@
 """Draws README's plot from the rows of a run: python benchmarks/plot_readme.py docs/data/h200_swap_in.json
 
 The file is the swap_in.json of `hisparse bench --out FOLDER`. Of its rows those of the shuffled state are drawn, for
-one size of the hot buffer and of the items.
+one size of the hot buffer and of the items; a peer's beside them, where the run had one.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
     pyplot.rcParams.update({"text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK})
     figure, axes = pyplot.subplots(figsize=(7.6, 3.7), facecolor="white")
     rows = chosen(data)
+    with_peer = all(row.get("peer_us") is not None for row in rows)
     for miss_rate in sorted({row["miss_rate"] for row in rows}, reverse=True):
         line = [row for row in rows if row["miss_rate"] == miss_rate]
         batches, color = [row["batch"] for row in line], COLORS[miss_rate]
@@ -46,6 +47,8 @@ def draw(data: dict[str, Any], path: Path) -> None:
         axes.annotate(label, (batches[-1], line[-1]["us"]), (8, -3), textcoords="offset points", color=color)
         if miss_rate > 0:
             axes.plot(batches, [row["floor_us"] for row in line], ":", color=color)
+        if with_peer:
+            axes.plot(batches, [row["peer_us"] for row in line], "--", color=color, linewidth=1, alpha=0.7)
     batches = sorted({row["batch"] for row in rows})
     axes.set(xscale="log", yscale="log", xlabel="requests in the batch", ylabel="microseconds per call")
     axes.set_xticks(batches, list(map(str, batches)))
@@ -54,7 +57,8 @@ def draw(data: dict[str, Any], path: Path) -> None:
     axes.set_yticks([], minor=True)
     axes.set_title(
         f"Swap-in of 2048 positions a request, {rows[0]['item_size_bytes']} B items, one {data['machine']['device']}\n"
-        "dotted: a kernel that only copies the same items",
+        "dotted: a kernel that only copies the same items"
+        + (f"; dashed: {data['machine'].get('peer', 'the peer')}" if with_peer else ""),
         fontsize=10,
     )
     axes.grid(color="#e2e8f0")
