@@ -119,8 +119,8 @@ BY_HAND = [
     Mutation(
         "host loc before the pool read",
         SWAP_IN,
-        "from >= 0 && from < p_.host_cache.rows",
-        "from < p_.host_cache.rows",
+        "return host_loc >= 0 && device_loc < p.device_buffer.rows;",
+        "return device_loc < p.device_buffer.rows;",
         SAFETY_TESTS,
     ),
     Mutation(

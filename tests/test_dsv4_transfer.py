@@ -14,10 +14,17 @@ import hisparse
 from hisparse import kvcacheio
 
 
+def address_of(view) -> int:
+    """What a table holds. On a machine with a GPU, memory of the CPU target need not be the GPU's too."""
+    if isinstance(view, np.ndarray):
+        return view.ctypes.data
+    return kvcacheio.get_device_accessible_ptr(view, 0) if view.is_cuda or view.is_pinned() else view.data_ptr()
+
+
 def transfer(place, src: list[Guarded], dst: list[Guarded], src_indices, dst_indices, **options) -> list[Guarded]:
     """`dst` as the op leaves it. Each layer is an allocation of its own."""
     raws = [[place.put("src" if side is src else "dst", layer) for layer in side] for side in (src, dst)]
-    tables = [np.array([kvcacheio.get_device_accessible_ptr(view, 0) for _, view in side], np.uint64) for side in raws]
+    tables = [np.array([address_of(view) for _, view in side], np.uint64) for side in raws]
     arguments = [Guarded.of(np.random.default_rng(0), values) for values in tables]
     arguments += [
         Guarded.of(np.random.default_rng(1), values, np.int64, lead=8) for values in (src_indices, dst_indices)
