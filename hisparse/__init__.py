@@ -36,27 +36,27 @@ if TYPE_CHECKING:
     from .hot_buffer_cache import CapacityError, HotBufferCache
 
 __all__ = [
+    "CapacityError",
     "ContentError",
     "HostRegistration",
-    "CapacityError",
     "HotBufferCache",
     "__version__",
     "build_info",
-    "copy_cache_planned_mla",
     "checking",
+    "copy_cache_planned_mla",
     "copy_items",
     "cpu",
     "kvcacheio",
     "load_blocks_to_device_buffer_mha",
     "load_cache_to_device_buffer_dsv4_mla",
     "load_cache_to_device_buffer_mla",
-    "transfer_cache_dsv4_mla",
-    "translate_padded_hisparse_locations",
     "pin_host_pool",
+    "presets",
     "register_host_memory",
     "reset_request_state",
-    "presets",
     "trace",
+    "transfer_cache_dsv4_mla",
+    "translate_padded_hisparse_locations",
 ]
 
 

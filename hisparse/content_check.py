@@ -2,7 +2,8 @@
 
 Arguments are always checked, but what lies in device memory is not: that takes a kernel of its own and a wait for it.
 ``HISPARSE_CHECK=1`` in the environment, read at import, or ``with hisparse.checking():`` asks for it. A fault raises
-:class:`ContentError` with the argument, row and column, before the op changes anything. README.md says what is found.
+:class:`ContentError` with the argument, row and column, before the op changes anything. docs/reliability.md says what
+is found.
 """
 
 from __future__ import annotations

@@ -49,8 +49,10 @@ py::object translate(py::handle mapping, py::handle locations, py::handle alloca
   try {
     py::object output;
     TranslateCall call = check_translation(mapping, locations, allocate, output);
-    const py::gil_scoped_release release;
-    launch(call);
+    {
+      const ReleasedGil released;
+      launch(call);
+    }
     return output;
   } catch (const DispatchedTensor&) {
     return dispatch("translate_padded_hisparse_locations", mapping, locations, allocate);

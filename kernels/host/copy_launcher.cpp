@@ -13,8 +13,11 @@ uint32_t items_per_tile(int64_t item_bytes, const DeviceInfo& info) {
 }
 
 // A block of this shape, which has to fit in what one block can have.
-LaunchShape block_of(int64_t block_size, size_t shared_bytes, const DeviceInfo& info, Device device) {
+LaunchShape block_of(int64_t block_size, int64_t (*shared_bytes_of)(int64_t threads), const DeviceInfo& info,
+                     Device device) {
   check_block_size(block_size, info, device);
+  // Not before: a block size that was not checked yet may be any number.
+  const auto shared_bytes = static_cast<size_t>(shared_bytes_of(block_size));
   if (shared_bytes > info.shared_memory_bytes) {
     value_error("block_size",
                 text("threads that fit in a block's ", info.shared_memory_bytes,
@@ -33,8 +36,7 @@ void launch(PlannedCopyCall& call) {
   PlannedCopyParams& params = call.params;
   Runtime& runtime = runtime_of(call.device.kind);
   const DeviceInfo& info = runtime.device(call.device.index);
-  LaunchShape shape =
-      block_of(call.block_size, PlannedCopyParams::shared_bytes(call.block_size), info, call.device);
+  LaunchShape shape = block_of(call.block_size, &PlannedCopyParams::shared_bytes, info, call.device);
   resolve(params.host_cache.base, call.host_cache, runtime, call.device);
   if (params.batch == 0) return;
 
@@ -52,7 +54,8 @@ void launch(LayerTokensCall& call) {
   LayerCopyParams& params = call.params;
   Runtime& runtime = runtime_of(call.device.kind);
   const DeviceInfo& info = runtime.device(call.device.index);
-  LaunchShape shape = block_of(call.block_size, call.block_size * sizeof(TileLocs), info, call.device);
+  const auto shared_bytes = [](int64_t threads) { return threads * static_cast<int64_t>(sizeof(TileLocs)); };
+  LaunchShape shape = block_of(call.block_size, shared_bytes, info, call.device);
   if (params.layers == 0 || params.count == 0) return;
 
   // As many blocks as run at once, no more than there are layers times tokens for their warps.
