@@ -91,8 +91,10 @@ def test_tokens_past_the_end_of_host_cache_locs_are_not_looked_up(place, rng, ma
         assert np.array_equal(after["device_buffer"][locs], case["device_buffer"][locs])
 
 
+@pytest.mark.parametrize("hot", [HOT, HOT - 2])  # slots are looked at in fours
 @pytest.mark.parametrize("kind", ["outside", "negative", "garbage", "repeated"])
-def test_a_broken_lru_row_writes_no_other_request(place, rng, kind):
+def test_a_broken_lru_row_writes_no_other_request(place, rng, monkeypatch, kind, hot):
+    monkeypatch.setitem(globals(), "HOT", hot)
     case = broken_case(rng)
     row = case["lru_slots"][case["req_pool_indices"][1], :HOT]
     row[:] = {

@@ -142,7 +142,7 @@ def test_the_source_without_the_extension(tmp_path):
     ignored = shutil.ignore_patterns("*.so", "__pycache__", "data")
     shutil.copytree(Path(hisparse.__file__).parent, tmp_path / "hisparse", ignore=ignored)
     environment = os.environ | {"PYTHONPATH": ""}
-    command = [sys.executable, "-c", "import hisparse"]
+    command = [sys.executable, "-S", "-c", "import hisparse"]  # an editable installation would find its extension
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     check("... is hisparse's source", done.stderr.strip().splitlines()[-1].removeprefix("ImportError: "))
 

@@ -275,8 +275,9 @@ class SwapIn {
       Four<uint8_t> hit;
       HISPARSE_UNROLL
       for (int j = 0; j < 4; ++j) {
-        hit.at[j] = entry.at[j] >= 0;
-        shared_min(places + entry.at[j], locs.at[j] | kResident, hit.at[j]);
+        // What a broken LRU row may name behind the last slot is nobody's victim.
+        hit.at[j] = entry.at[j] >= 0 || slot + j >= slots;
+        shared_min(places + entry.at[j], locs.at[j] | kResident, entry.at[j] >= 0);
       }
       put_neighbours(hits + slot, hit);
       if (at.has_locs) put_neighbours(slot_locs + slot, locs);
