@@ -108,7 +108,7 @@ BY_HAND = [
     ),
     Mutation(
         "slot of a broken LRU row not bounded",
-        SWAP_IN,
+        COMMON + "recent_slots.cuh",
         "min_of_halves(both, no_slot | no_slot << 16)",
         "both",
         SAFETY_TESTS,
