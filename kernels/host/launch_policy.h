@@ -25,14 +25,14 @@ inline int swap_in_threads(const DeviceInfo& device, int block_size, int hot_buf
   return std::min(std::max(block_size, warps * device.warp_size), device.max_threads_per_block);
 }
 
-// One block keeps only part of the link busy: where one or two requests are all there is, several blocks
-// share the copying, but no more than have a word of 16 bytes for every thread if all entries miss. From
-// three requests on it does not pay (H200, 20 % misses, 512 B: B=1 15.7 us with one block, 12.1 with 16;
-// B=2 17.3, 16.0 with 4; B=4 24.3, 25.4 with 2).
+// One block keeps only part of the link busy: where up to three requests are all there is, eight blocks share
+// the copying of each, but no more than have a word of 16 bytes for every thread if all entries miss. That
+// saves 3.8 us and more of one request with 20 % misses, 0.4 us and more of three, and costs up to 0.1 us
+// where nothing misses (H200, H=4096). Of four requests it saves next to nothing.
 inline int swap_in_blocks_per_request(const DeviceInfo& device, int batch, int64_t bytes_if_all_miss,
                                       int threads) {
-  if (batch > 2) return 1;
-  const int64_t shared_by = std::min<int64_t>(batch == 1 ? 16 : 4, device.multiprocessors / batch);
+  if (batch > 3) return 1;
+  const int64_t shared_by = std::min<int64_t>(8, device.multiprocessors / batch);
   return static_cast<int>(
       std::max<int64_t>(1, std::min(shared_by, divide_up(bytes_if_all_miss, 16 * threads))));
 }
