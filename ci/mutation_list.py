@@ -381,8 +381,8 @@ BY_HAND = [
     Mutation(
         "NVIDIA: hint of the load removed",
         CUDA,
-        '"ld.global.nc.L1::no_allocate"',
-        '"ld.global.nc"',
+        '"ld.global.L1::evict_first"',
+        '"ld.global"',
         arch="sm_90",
         rule="wide-loads",
     ),
@@ -395,7 +395,7 @@ BY_HAND = [
         rule="wide-stores",
     ),
     Mutation(
-        "NVIDIA: one word in flight", CHUNK, "kInFlight = 4;", "kInFlight = 1;", arch="sm_90", rule="loads-in-flight"
+        "NVIDIA: one word in flight", CHUNK, "kInFlight = 5;", "kInFlight = 1;", arch="sm_90", rule="loads-in-flight"
     ),
 ]
 

@@ -10,7 +10,7 @@ from .amd_rules import LEAST_IN_FLIGHT, WITHOUT_WIDE_COPY, Violation
 from .disassemblers import cuobjdump
 
 REGISTERS = 65536  # of a multiprocessor, on every architecture of the matrix
-WIDE_LOAD = "LDG.E.NA.128"  # 16 bytes, not kept in the first-level cache, with or without the read-only path
+WIDE_LOAD = "LDG.E.EF.128"  # 16 bytes, the first to leave the first-level cache
 _WIDE_STORE = re.compile(r"STG\.E\.128\b")
 
 

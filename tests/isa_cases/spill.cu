@@ -3,7 +3,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) copy(ulonglong2* dst, cons
   ulonglong2 words[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i)
-    asm volatile("ld.global.nc.L1::no_allocate.v2.b64 {%0, %1}, [%2];"
+    asm volatile("ld.global.L1::evict_first.v2.b64 {%0, %1}, [%2];"
                  : "=l"(words[i].x), "=l"(words[i].y)
                  : "l"(src + threadIdx.x + i * 1024));
   __syncthreads();
