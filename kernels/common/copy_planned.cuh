@@ -18,15 +18,11 @@ class PlannedRows {
   // Counts the misses of all rows.
   __device__ __forceinline__ uint32_t count(uint32_t* warp_totals) const {
     const int real_rows = *p_.num_real_reqs;
-    if (p_.batch == 1) {
-      const uint32_t only = count_of(0);
-      return real_rows > 0 ? only : 0;
-    }
     uint32_t of_group = 0;
     const int first = thread_index() * p_.rows_per_group;
     HISPARSE_NO_UNROLL
     for (int i = 0; i < p_.rows_per_group && first + i < p_.batch; ++i) {
-      const uint32_t of_row = count_of(first + i);
+      const uint32_t of_row = clamped(p_.miss_count[first + i]);
       if (first + i < real_rows) of_group += of_row;
     }
     const BlockScan scan = block_exclusive_sum(of_group, warp_totals);
@@ -49,7 +45,7 @@ class PlannedRows {
     int row = static_cast<int>(group) * p_.rows_per_group;
     HISPARSE_NO_UNROLL
     for (int others = p_.rows_per_group - 1; others > 0; --others, ++row) {
-      const uint32_t of_row = count_of(row);
+      const uint32_t of_row = clamped(p_.miss_count[row]);
       if (place < of_row) break;
       place -= of_row;
     }
@@ -58,19 +54,20 @@ class PlannedRows {
 
   __device__ __forceinline__ TileLocs load(int row, uint32_t place) const {
     const int64_t entry = row * p_.plan_stride + place;
-    const TileLocs locs{p_.miss_src[entry], p_.miss_dst[entry]};
-    const bool is_copied =
-        locs.src >= 0 && locs.src < p_.host_cache.rows && locs.dst >= 0 && locs.dst < p_.device_buffer.rows;
-    return is_copied ? locs : TileLocs{-1, -1};
+    return {p_.miss_src[entry], p_.miss_dst[entry]};
   }
 
- private:
+  __device__ __forceinline__ bool is_copied(const TileLocs& locs) const {
+    return locs.src >= 0 && locs.src < p_.host_cache.rows && locs.dst >= 0 &&
+           locs.dst < p_.device_buffer.rows;
+  }
+
   // No more than the plan holds, whatever a row that no call wrote says.
-  __device__ __forceinline__ uint32_t count_of(int row) const {
-    const int32_t count = p_.miss_count[row];
+  __device__ __forceinline__ uint32_t clamped(int32_t count) const {
     return static_cast<uint32_t>(count < 0 ? 0 : count < p_.plan_width ? count : p_.plan_width);
   }
 
+ private:
   const PlannedCopyParams& p_;
   uint32_t* const begins_;
 };
@@ -85,14 +82,20 @@ __device__ __forceinline__ void copy_planned(const PlannedCopyParams& p) {
   const uint32_t first_item = share.item(lane);
   const bool has_first = lane < p.items_per_tile;
   TileLocs first{-1, -1};
-  // The only row's entries are loaded beside their count, and not after it.
-  if (p.batch == 1 && has_first && first_item < static_cast<uint32_t>(p.plan_width))
-    first = rows.load(0, first_item);
-  const uint32_t count = rows.count(begins + block_size());
+  uint32_t count;
+  if (p.batch == 1) {
+    // Three loads at once: none is looked at before all are under way.
+    const int32_t real_rows = *p.num_real_reqs;
+    const int32_t only = *p.miss_count;
+    if (has_first && first_item < static_cast<uint32_t>(p.plan_width)) first = rows.load(0, first_item);
+    count = real_rows > 0 ? rows.clamped(only) : 0;
+  } else {
+    count = rows.count(begins + block_size());
+    if (has_first && first_item < count) first = rows.find(first_item);
+  }
   if (p.skip_io) return;
-  if (p.batch > 1 && has_first && first_item < count) first = rows.find(first_item);
   copy_share<Copy, Layout>(share, share.count_of(count), p.host_cache.base, p.device_buffer.base, tiles,
-                           p.items_per_tile, p.shape, first, [&](uint32_t item) { return rows.find(item); });
+                           p.items_per_tile, p.shape, first, rows);
 }
 
 }  // namespace hisparse::HISPARSE_TARGET

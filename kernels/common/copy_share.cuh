@@ -37,7 +37,9 @@ class WarpShare {
 
   __device__ __forceinline__ uint32_t item(uint32_t number) const { return warp_ + number * warps_; }
   __device__ __forceinline__ uint32_t count_of(uint32_t items) const {
-    const uint32_t count = items > warp_ ? (items - warp_ - 1) / warps_ + 1 : 0;
+    uint32_t count = items > warp_ ? 1 : 0;
+    if (items > warps_)
+      count = (items + warps_ - 1 - warp_) / warps_;  // few items do not wait for a division
     return static_cast<uint32_t>(warp_uniform(static_cast<int32_t>(count)));
   }
 
@@ -45,14 +47,14 @@ class WarpShare {
   const uint32_t warp_, warps_;
 };
 
-// Copies the first `count` items of a share. find(item) is where an item comes from and goes to; `first` is
-// that of the lane's item in the first tile. The block's shared memory from `tiles` on holds an entry per
-// thread.
-template <template <class> class Copy, class Layout, class Find>
+// Copies the first `count` items of a share. rows.find(item) is where an item comes from and goes to, which
+// rows.is_copied() then looks at; `first` is that of the lane's item in the first tile. The block's shared
+// memory from `tiles` on holds an entry per thread.
+template <template <class> class Copy, class Layout, class Rows>
 __device__ __forceinline__ void copy_share(const WarpShare& share, uint32_t count,
                                            const unsigned char* src_pool, unsigned char* dst_pool,
                                            TileLocs* tiles, uint32_t items_per_tile, const TileShape& shape,
-                                           TileLocs first, Find find) {
+                                           TileLocs first, const Rows& rows) {
   const int lane = thread_index() % kWarpSize;
   TileLocs* const locs = tiles + (thread_index() - lane);
   const TileItems<Layout> items{src_pool, dst_pool, locs, shape.part_bytes};
@@ -60,8 +62,8 @@ __device__ __forceinline__ void copy_share(const WarpShare& share, uint32_t coun
   for (uint32_t done = 0; done < count; done += items_per_tile) {
     const uint32_t left = count - done < items_per_tile ? count - done : items_per_tile;
     if (done > 0 && static_cast<uint32_t>(lane) < left)
-      first = find(share.item(done + static_cast<uint32_t>(lane)));
-    locs[lane] = first;
+      first = rows.find(share.item(done + static_cast<uint32_t>(lane)));
+    locs[lane] = rows.is_copied(first) ? first : TileLocs{-1, -1};
     warp_barrier();
     Copy<TileItems<Layout>> copy(items, static_cast<int32_t>(left), shape);
     copy.start(lane, kWarpSize);

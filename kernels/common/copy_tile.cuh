@@ -38,47 +38,60 @@ class TileCopy {
  private:
   static constexpr bool kHasTail = Items::kTailAt != kNoTail;  // one word of 8 bytes, or half of one of 16
   static constexpr int kInFlight = kHasTail ? 4 : 6;           // a tail takes registers too
+  static constexpr int kFew = 2;
 
   template <int kBytes>
   __device__ __forceinline__ void run(const CopyShape& shape) const {
-    int32_t part = 0, at = lane_ * kBytes;
+    Place place{0, lane_ * kBytes};
     if (shape.words_per_item < kWarpSize) {
-      part = lane_ / shape.words_per_item;
-      at = lane_ % shape.words_per_item * kBytes;
+      place.part = lane_ / shape.words_per_item;
+      place.at = lane_ % shape.words_per_item * kBytes;
     }
-    const int32_t end = shape.words_per_item * kBytes;
+    // What is left of a tile takes fewer instructions where it is few words: their issue is most of what a
+    // copy of few items waits for.
+    int32_t steps = (count_ * shape.words_per_item + kWarpSize - 1) / kWarpSize;
     HISPARSE_NO_UNROLL
-    while (warp_any(part < count_)) {
-      // Emptied, so that no word counts as kept from one step to the next where its load is masked.
-      Word<kBytes> words[kInFlight]{};
-      unsigned char* dst[kInFlight];
-      bool live[kInFlight];
-      uint32_t halves = 0;
-      HISPARSE_UNROLL
-      for (int i = 0; i < kInFlight; ++i) {
-        const unsigned char* src = nullptr;
-        dst[i] = nullptr;
-        live[i] = part < count_ && items_.locate(part, at, src, dst[i]);
-        bool is_half = false;
-        if constexpr (kHasTail && kBytes == 16) {
-          is_half = at == Items::kTailAt;
-          halves |= static_cast<uint32_t>(is_half) << i;
-          load_before_stores_half(words[i], src, live[i] && is_half);
-        }
-        load_before_stores(words[i], src, live[i] && !is_half);
-        part += shape.item_step;
-        at += shape.word_step * kBytes;
-        if (at >= end) {
-          at -= end;
-          ++part;
-        }
+    for (; steps > kFew; steps -= kInFlight) copy_words<kBytes, kInFlight>(place, shape);
+    if (steps > 0) copy_words<kBytes, kFew>(place, shape);
+  }
+
+  struct Place {
+    int32_t part, at;
+  };
+
+  // The next kCount words of every lane.
+  template <int kBytes, int kCount>
+  __device__ __forceinline__ void copy_words(Place& place, const CopyShape& shape) const {
+    const int32_t end = shape.words_per_item * kBytes;
+    // Emptied, so that no word counts as kept from one step to the next where its load is masked.
+    Word<kBytes> words[kCount]{};
+    unsigned char* dst[kCount];
+    bool live[kCount];
+    uint32_t halves = 0;
+    HISPARSE_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const unsigned char* src;
+      const bool is_inside = place.part < count_;
+      live[i] = items_.locate(is_inside ? place.part : 0, place.at, src, dst[i]) && is_inside;
+      bool is_half = false;
+      if constexpr (kHasTail && kBytes == 16) {
+        is_half = place.at == Items::kTailAt;
+        halves |= static_cast<uint32_t>(is_half) << i;
+        load_before_stores_half(words[i], src, live[i] && is_half);
       }
-      HISPARSE_UNROLL
-      for (int i = 0; i < kInFlight; ++i) {
-        const bool is_half = kHasTail && kBytes == 16 && halves >> i & 1;
-        store_cached(dst[i], words[i], live[i] && !is_half);
-        if constexpr (kHasTail && kBytes == 16) store_cached_half(dst[i], words[i], live[i] && is_half);
+      load_before_stores(words[i], src, live[i] && !is_half);
+      place.part += shape.item_step;
+      place.at += shape.word_step * kBytes;
+      if (place.at >= end) {
+        place.at -= end;
+        ++place.part;
       }
+    }
+    HISPARSE_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const bool is_half = kHasTail && kBytes == 16 && halves >> i & 1;
+      store_cached(dst[i], words[i], live[i] && !is_half);
+      if constexpr (kHasTail && kBytes == 16) store_cached_half(dst[i], words[i], live[i] && is_half);
     }
   }
 

@@ -249,18 +249,20 @@ struct TransferEnd {
 // A plane is one layer of keys or values, of one head where a layout keeps heads apart. It holds a part of
 // every token, and a tile is a run of such parts that a warp moves together.
 struct TransferParams {
-  TransferEnd<const unsigned char> src;
-  TransferEnd<unsigned char> dst;
+  // First what the indices of a warp's first tile depend on: parameters are fetched by lines of 64 bytes, and
+  // the other lines come while the indices are loaded.
   const int64_t* src_indices;
   const int64_t* dst_indices;
   uint32_t count;
-  uint32_t tiles;      // of a plane
+  uint32_t tiles;           // of a plane
+  uint32_t parts_per_tile;  // at most the warp size
+  int32_t planes;
   uint32_t tile_step;  // a warp's next tile is so many tiles
   int32_t plane_step;  // and planes further on
-  int32_t planes;
   int32_t layers;
   int32_t heads;
-  uint32_t parts_per_tile;  // at most the warp size
+  TransferEnd<const unsigned char> src;
+  TransferEnd<unsigned char> dst;
   TileShape shape;
 };
 

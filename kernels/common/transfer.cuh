@@ -28,11 +28,11 @@ template <template <class> class Copy>
 class Transfer {
  public:
   __device__ __forceinline__ explicit Transfer(const TransferParams& params)
-      : p_(params), lane_(thread_index() % kWarpSize) {
+      : p_(params), lane_(static_cast<uint32_t>(thread_index()) % kWarpSize) {
     // Neighbouring tiles go to different blocks: few tiles still use all of them.
-    const int32_t warp = warp_uniform(thread_index() / kWarpSize) * grid_size() + block_index();
-    plane_ = 0;
-    tile_ = static_cast<uint32_t>(warp);
+    const int32_t warp =
+        warp_uniform(static_cast<int32_t>(static_cast<uint32_t>(thread_index()) / kWarpSize));
+    tile_ = static_cast<uint32_t>(warp * grid_size() + block_index());
     // A transfer of few items is over in 3 us on H200: it does not wait for a division that it does not need.
     if (tile_ >= p_.tiles) {
       plane_ = static_cast<int32_t>(tile_ / p_.tiles);
@@ -41,10 +41,12 @@ class Transfer {
   }
 
   __device__ __forceinline__ void run() {
-    const TileParts parts{reinterpret_cast<TilePart*>(shared_memory()) + (thread_index() - lane_)};
+    const TileParts parts{reinterpret_cast<TilePart*>(shared_memory()) +
+                          (thread_index() - static_cast<int32_t>(lane_))};
     load();
     while (plane_ < p_.planes) {
       parts.parts[lane_] = locate();
+      const auto count = static_cast<int32_t>(parts_of_tile());
       tile_ += p_.tile_step;
       plane_ += p_.plane_step;
       if (tile_ >= p_.tiles) {
@@ -53,39 +55,47 @@ class Transfer {
       }
       load();  // arrives while this tile is copied
       warp_barrier();
-      Copy<TileParts> copy(parts, static_cast<int32_t>(p_.parts_per_tile), p_.shape);
-      copy.start(lane_, kWarpSize);
+      Copy<TileParts> copy(parts, count, p_.shape);
+      copy.start(static_cast<int32_t>(lane_), kWarpSize);
       copy.finish();
       warp_barrier();
     }
   }
 
  private:
+  __device__ __forceinline__ uint32_t parts_of_tile() const {
+    const uint32_t left = p_.count - tile_ * p_.parts_per_tile;
+    return left < p_.parts_per_tile ? left : p_.parts_per_tile;
+  }
+
   // Loads what the addresses of the current tile depend on.
   __device__ __forceinline__ void load() {
     if (plane_ >= p_.planes) return;
-    const int32_t heads = p_.heads;
-    const int32_t layer_plane = plane_ / heads;
-    const int32_t head = plane_ - layer_plane * heads;
-    const bool is_value = layer_plane >= p_.layers;
-    const int32_t layer = is_value ? layer_plane - p_.layers : layer_plane;
-    src_plane_ = plane(p_.src, is_value, layer, head);
-    dst_plane_ = plane(p_.dst, is_value, layer, head);
+    const uint32_t last = parts_of_tile() - 1;
+    const uint32_t at = tile_ * p_.parts_per_tile + (lane_ < last ? lane_ : last);
+    src_token_ = p_.src_indices[at];
+    dst_token_ = p_.dst_indices[at];
 
-    const uint32_t at = tile_ * p_.parts_per_tile + static_cast<uint32_t>(lane_);
-    src_token_ = dst_token_ = -1;
-    if (static_cast<uint32_t>(lane_) < p_.parts_per_tile && at < p_.count) {
-      src_token_ = p_.src_indices[at];
-      dst_token_ = p_.dst_indices[at];
+    // Another division that is only made where there is more than one plane.
+    int32_t layer = 0;
+    bool is_value = false;
+    int64_t src_offset = 0, dst_offset = 0;
+    if (plane_ > 0) {
+      layer = plane_ / p_.heads;
+      const int32_t head = plane_ - layer * p_.heads;
+      is_value = layer >= p_.layers;
+      if (is_value) layer -= p_.layers;
+      src_offset = p_.src.layout.part_offset(layer, head);
+      dst_offset = p_.dst.layout.part_offset(layer, head);
     }
+    src_plane_ = pool(p_.src, is_value, layer) + src_offset;
+    dst_plane_ = pool(p_.dst, is_value, layer) + dst_offset;
   }
 
   template <class Byte>
-  __device__ __forceinline__ static Byte* plane(const TransferEnd<Byte>& end, bool is_value, int32_t layer,
-                                                int32_t head) {
+  __device__ __forceinline__ static Byte* pool(const TransferEnd<Byte>& end, bool is_value, int32_t layer) {
     const uint64_t* table = end.layer_tables[is_value];
-    Byte* pool = table != nullptr ? reinterpret_cast<Byte*>(table[layer]) : end.pools[is_value];
-    return pool + end.layout.part_offset(layer, head);
+    return table != nullptr ? reinterpret_cast<Byte*>(table[layer]) : end.pools[is_value];
   }
 
   __device__ __forceinline__ TilePart locate() const {
@@ -97,8 +107,8 @@ class Transfer {
   }
 
   const TransferParams& p_;
-  const int32_t lane_;
-  int32_t plane_;
+  const uint32_t lane_;
+  int32_t plane_ = 0;
   uint32_t tile_;
   const unsigned char* src_plane_ = nullptr;
   unsigned char* dst_plane_ = nullptr;

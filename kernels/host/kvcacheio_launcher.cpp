@@ -102,11 +102,16 @@ void launch(TransferCall& call) {
   int64_t quota = call.block_quota > 0 ? call.block_quota : default_block_quota(call.device.kind);
   quota = std::min(quota, kMaxBlocks);
   const int64_t parts = int64_t{params.count} * params.planes;
-  const int64_t per_tile = std::min({kTileBytes / call.part_bytes, divide_up(parts, quota * warps),
-                                     int64_t{params.count}, int64_t{info.warp_size}});
-  params.parts_per_tile = static_cast<uint32_t>(std::max<int64_t>(per_tile, 1));
+  const int64_t largest_tile = std::min(
+      {std::max<int64_t>(kTileBytes / call.part_bytes, 1), int64_t{params.count}, int64_t{info.warp_size}});
+  // Tiles as large as may be, but so that all warps have as many: else the rest of a round waits for a few.
+  const int64_t rounds = divide_up(parts, quota * warps * largest_tile);
+  const int64_t per_tile = std::min(divide_up(parts, quota * warps * rounds), largest_tile);
+  params.parts_per_tile = static_cast<uint32_t>(per_tile);
   params.tiles = static_cast<uint32_t>(divide_up(params.count, params.parts_per_tile));
-  const int64_t blocks = std::min(quota, int64_t{params.tiles} * params.planes);
+  const int64_t tiles = int64_t{params.tiles} * params.planes;
+  const int64_t blocks = std::min(quota, tiles);
+  warps = std::min(warps, divide_up(tiles, blocks));
   params.plane_step = static_cast<int32_t>(blocks * warps / params.tiles);
   params.tile_step = static_cast<uint32_t>(blocks * warps % params.tiles);
   params.shape = TileShape::make(static_cast<int32_t>(call.part_bytes), info.warp_size);
