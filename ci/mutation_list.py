@@ -217,8 +217,8 @@ BY_HAND = [
     Mutation(
         "tile: a part too few",
         TILE,
-        "part < count_ && items_.locate",
-        "part < count_ - 1 && items_.locate",
+        "is_inside = place.part < count_;",
+        "is_inside = place.part < count_ - 1;",
         TRANSFER_TESTS,
     ),
     Mutation(
@@ -240,8 +240,15 @@ BY_HAND = [
     Mutation(
         "transfer: values from the keys",
         TRANSFER,
-        "is_value ? layer_plane - p_.layers : layer_plane",
-        "layer_plane % p_.layers + p_.layers * 0 * is_value",
+        "is_value = layer >= p_.layers;",
+        "is_value = layer > p_.layers;",
+        TRANSFER_TESTS,
+    ),
+    Mutation(
+        "tile: one part's last words too early",
+        TILE,
+        "words[i], i * kStep < left);",
+        "words[i], i * kStep < left - kBytes);",
         TRANSFER_TESTS,
     ),
     Mutation("transfer: a plane left out", TRANSFER, "++plane_;", "plane_ += 2;", TRANSFER_TESTS),
@@ -278,7 +285,13 @@ BY_HAND = [
         "of_group += of_row;",
         FUZZING,
     ),
-    Mutation("planned copy: one row checked for none", PLANNED, "real_rows > 0 ? only : 0", "only", FUZZING),
+    Mutation(
+        "planned copy: one row checked for none",
+        PLANNED,
+        "count = real_rows > 0 ? rows.clamped(only) : 0;",
+        "count = rows.clamped(only);",
+        FUZZING,
+    ),
     Mutation(
         "planned copy: next row's place",
         PLANNED,

@@ -6,7 +6,8 @@
 namespace hisparse::HISPARSE_TARGET {
 
 // Six loads of 16 bytes per thread: a full block then has 96 KiB in flight, more than one multiprocessor can
-// have outstanding, so that it stays busy while some of its warps wait for indices or store.
+// have outstanding, so that it stays busy while some of its warps wait for indices or store. A tile of one
+// part has few instructions, and four loads in flight.
 template <class Items>
 class TileCopy {
  public:
@@ -17,6 +18,9 @@ class TileCopy {
 
   // All lanes of a warp together.
   __device__ __forceinline__ void finish() const {
+    if constexpr (!kHasTail) {
+      if (count_ == 1) return copy_one();
+    }
     uint32_t bits = kHasTail ? 0 : static_cast<uint32_t>(shape_.part_bytes);
     if (lane_ < count_) {
       const unsigned char* src;
@@ -38,7 +42,8 @@ class TileCopy {
  private:
   static constexpr bool kHasTail = Items::kTailAt != kNoTail;  // one word of 8 bytes, or half of one of 16
   static constexpr int kInFlight = kHasTail ? 4 : 6;           // a tail takes registers too
-  static constexpr int kFew = 2;
+  static constexpr int kOfOne = 4, kFewOfOne = 2;              // of a tile of one part
+  static constexpr int kFew = kHasTail ? 2 : 4;
 
   template <int kBytes>
   __device__ __forceinline__ void run(const CopyShape& shape) const {
@@ -77,9 +82,9 @@ class TileCopy {
       if constexpr (kHasTail && kBytes == 16) {
         is_half = place.at == Items::kTailAt;
         halves |= static_cast<uint32_t>(is_half) << i;
-        load_before_stores_half(words[i], src, live[i] && is_half);
+        load_streaming_half(words[i], src, live[i] && is_half);
       }
-      load_before_stores(words[i], src, live[i] && !is_half);
+      load_streaming(words[i], src, live[i] && !is_half);
       place.part += shape.item_step;
       place.at += shape.word_step * kBytes;
       if (place.at >= end) {
@@ -93,6 +98,52 @@ class TileCopy {
       store_cached(dst[i], words[i], live[i] && !is_half);
       if constexpr (kHasTail && kBytes == 16) store_cached_half(dst[i], words[i], live[i] && is_half);
     }
+  }
+
+  // One part: the distances of its words are known when the kernel is compiled.
+  __device__ __forceinline__ void copy_one() const {
+    const unsigned char* src;
+    unsigned char* dst;
+    if (!items_.locate(0, 0, src, dst)) return;
+    const uint32_t bits =
+        static_cast<uint32_t>(shape_.part_bytes) |
+        static_cast<uint32_t>(reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst));
+    if ((bits & 15) == 0) {
+      run_one<16>(src, dst);
+    } else if ((bits & 7) == 0) {
+      run_one<8>(src, dst);
+    } else if ((bits & 3) == 0) {
+      run_one<4>(src, dst);
+    } else {
+      run_one<1>(src, dst);
+    }
+  }
+
+  template <int kBytes>
+  __device__ __forceinline__ void run_one(const unsigned char* src, unsigned char* dst) const {
+    const int32_t at = lane_ * kBytes;
+    src += at;
+    dst += at;
+    constexpr int32_t kStep = kWarpSize * kBytes;
+    int32_t left = shape_.part_bytes;
+    HISPARSE_NO_UNROLL
+    for (; left > kFewOfOne * kStep; left -= kOfOne * kStep) {
+      copy_words_of_one<kBytes, kOfOne>(src, dst, left - at);
+      src += kOfOne * kStep;
+      dst += kOfOne * kStep;
+    }
+    if (left > 0) copy_words_of_one<kBytes, kFewOfOne>(src, dst, left - at);
+  }
+
+  template <int kBytes, int kCount>
+  __device__ __forceinline__ static void copy_words_of_one(const unsigned char* src, unsigned char* dst,
+                                                           int32_t left) {
+    constexpr int32_t kStep = kWarpSize * kBytes;
+    Word<kBytes> words[kCount]{};
+    HISPARSE_UNROLL
+    for (int i = 0; i < kCount; ++i) load_streaming(words[i], src + i * kStep, i * kStep < left);
+    HISPARSE_UNROLL
+    for (int i = 0; i < kCount; ++i) store_cached(dst + i * kStep, words[i], i * kStep < left);
   }
 
   const Items& items_;

@@ -115,10 +115,6 @@ inline void load_streaming(Word<kBytes>& word, const unsigned char* address, boo
   if (enabled) word = *reinterpret_cast<const Word<kBytes>*>(address);
 }
 template <int kBytes>
-inline void load_before_stores(Word<kBytes>& word, const unsigned char* address, bool enabled) {
-  load_streaming(word, address, enabled);
-}
-template <int kBytes>
 inline void load_plain(Word<kBytes>& word, const unsigned char* address, bool enabled) {
   load_streaming(word, address, enabled);
 }
@@ -130,9 +126,6 @@ inline void store_cached(unsigned char* address, const Word<kBytes>& word, bool 
 // The first 8 bytes of a word alone.
 inline void load_streaming_half(Word<16>& word, const unsigned char* address, bool enabled) {
   if (enabled) *reinterpret_cast<Word<8>*>(&word) = *reinterpret_cast<const Word<8>*>(address);
-}
-inline void load_before_stores_half(Word<16>& word, const unsigned char* address, bool enabled) {
-  load_streaming_half(word, address, enabled);
 }
 inline void store_cached_half(unsigned char* address, const Word<16>& word, bool enabled) {
   if (enabled) *reinterpret_cast<Word<8>*>(address) = *reinterpret_cast<const Word<8>*>(&word);

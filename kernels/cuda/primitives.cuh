@@ -156,10 +156,6 @@ struct Word<1> {
 // took 2.5 % longer (H200, 41,000 from the host): two warps that share a sector each fetched it.
 HISPARSE_LOADS(load_streaming, "ld.global.L1::evict_first")
 
-// The same, but never behind a store that comes later in the source: ptxas moves read-only loads there to
-// save registers, and fewer are in flight than were written.
-HISPARSE_LOADS(load_before_stores, "ld.global.L1::no_allocate")
-
 // With no such hint.
 HISPARSE_LOADS(load_plain, "ld.global")
 
