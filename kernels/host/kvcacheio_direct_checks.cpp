@@ -213,7 +213,7 @@ DirectCall check_embedding_ranges(PyObject* const* arguments) {
     if (tensor->ndim() != 2) value_error(tensor->argument(), "shape [rows, columns]", tensor->shape_text());
     check_pool(check, *tensor, tensor == &dst ? Access::kWrite : Access::kRead, 2, call);
   }
-  if (dst.dtype_text() != src.dtype_text())
+  if (!dst.has_dtype_of(src))
     type_error("dst", text("dtype ", src.dtype_text(), ", as src"), dst.dtype_text());
   if (dst.size(1) != src.size(1))
     value_error("dst", text(src.size(1), " columns, as in src"), std::to_string(dst.size(1)));
