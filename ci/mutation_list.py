@@ -240,8 +240,8 @@ BY_HAND = [
     Mutation(
         "transfer: values from the keys",
         TRANSFER,
-        "is_value ? layer_plane - p_.layers : layer_plane",
-        "layer_plane % p_.layers + p_.layers * 0 * is_value",
+        ": end.pools[is_value];",
+        ": end.pools[0];",
         TRANSFER_TESTS,
     ),
     Mutation("transfer: a plane left out", TRANSFER, "++plane_;", "plane_ += 2;", TRANSFER_TESTS),
@@ -294,7 +294,7 @@ BY_HAND = [
         ("test_planned_copy.py",),
     ),
     Mutation(
-        "planned copy: no check for -1", PLANNED, "locs.src >= 0 && locs.src <", "locs.src <", ("test_planned_copy.py",)
+        "planned copy: no check for -1", PLANNED, "locs.dst >= 0 && locs.dst <", "locs.dst <", ("test_planned_copy.py",)
     ),
     Mutation(
         "translation: past the mapping",
