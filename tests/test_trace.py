@@ -235,7 +235,7 @@ def test_replay_from_the_command_line(tmp_path, capsys):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
-    """What `hisparse trace replay | head -1` comes to: the pipe has no reader left, at the first write or at the last."""
+    """As in `hisparse trace replay | head -1`: the pipe has no reader left, at the first write or at the last."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "hisparse", "trace", "replay", "--hot-buffers", "128"]
