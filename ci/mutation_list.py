@@ -240,8 +240,8 @@ BY_HAND = [
     Mutation(
         "transfer: values from the keys",
         TRANSFER,
-        "is_value = layer >= p_.layers;",
-        "is_value = layer > p_.layers;",
+        ": end.pools[is_value];",
+        ": end.pools[0];",
         TRANSFER_TESTS,
     ),
     Mutation(
@@ -307,7 +307,7 @@ BY_HAND = [
         ("test_planned_copy.py",),
     ),
     Mutation(
-        "planned copy: no check for -1", PLANNED, "locs.src >= 0 && locs.src <", "locs.src <", ("test_planned_copy.py",)
+        "planned copy: no check for -1", PLANNED, "locs.dst >= 0 && locs.dst <", "locs.dst <", ("test_planned_copy.py",)
     ),
     Mutation(
         "translation: past the mapping",

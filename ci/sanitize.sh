@@ -16,7 +16,7 @@ export PYTHONPATH=$site HISPARSE_TEST_EXAMPLES=${HISPARSE_TEST_EXAMPLES:-200}
 run=(env "LD_PRELOAD=$($cxx -print-file-name=libasan.so) $($cxx -print-file-name=libstdc++.so)"
   ASAN_OPTIONS=detect_leaks=0)
 tests=(test_copy_items.py test_swap_in.py test_swap_in_safety.py test_swap_in_sizes.py test_swap_in_dsv4.py
-  test_swap_in_blocks.py test_planned_copy.py test_dsv4_transfer.py test_translate.py test_fuzz.py)
+  test_swap_in_blocks.py test_planned_copy.py test_dsv4_transfer.py test_translate.py test_security.py test_fuzz.py)
 if [ "$sanitizers" = thread ]; then
   # A thread of a kernel costs much here, and small blocks show what large ones do.
   tests=(test_small_blocks.py)
@@ -27,4 +27,4 @@ if [ "$sanitizers" = thread ]; then
 fi
 cd tests
 exec "${run[@]}" "$python" -m pytest -c ../pyproject.toml --rootdir .. -q -p no:cacheprovider --capture=sys \
-  -k "cpu$warp_size" "$@" "${tests[@]}"
+  -k "cpu$warp_size or test_security" "$@" "${tests[@]}"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
 from collections.abc import Sequence
 
 import hisparse
@@ -30,4 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         module.add_arguments(parsers[name])
     args = parser.parse_args(argv)
-    return COMMANDS[args.command].run(args, parsers[args.command])
+    try:
+        status = COMMANDS[args.command].run(args, parsers[args.command])
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough, `head` say: no more to write, at the exit neither
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE  # what a shell makes of it
+    return status

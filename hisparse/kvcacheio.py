@@ -445,7 +445,8 @@ def copy_all_layer_kv_cache_cpu(data_ptrs: Tensor, strides: Tensor, tgt_loc: Ten
         tgt_loc: int64 [N]. A pair with a negative loc on either side is skipped.
         src_loc: int64 [N].
 
-    All four are on the CPU, contiguous. How many rows a layer has is not known here.
+    All four are on the CPU, contiguous. How many rows a layer has is not known here; one whose address 64 bits do not
+    hold is a ValueError.
     """
     _C.copy_all_layer_kv_cache_cpu(data_ptrs, strides, tgt_loc, src_loc)
 

@@ -51,6 +51,7 @@ class Report:
     driver: str
     versions: dict[str, str | None]
     seed: int
+    fallback: str | None = None  # why it is the CPU target, where nobody asked for it
     copy: Tally = field(default_factory=Tally)
     swap_in: Tally = field(default_factory=Tally)
     differences: list[str] = field(default_factory=list)
@@ -337,6 +338,8 @@ def _run(check: Check, arrays: Arrays, rng: np.random.Generator) -> list[str]:
 def lines(report: Report) -> Iterator[str]:
     yield f"hisparse verify {hisparse.__version__}, seed {report.seed}"
     yield f"device    {report.device}"
+    if report.fallback:
+        yield f"          since {report.fallback}"
     yield f"driver    {report.driver}"
     yield "software  " + ", ".join(f"{name} {version or 'not installed'}" for name, version in report.versions.items())
     build = hisparse.build_info()
@@ -360,16 +363,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to FILE as well")
 
 
-def default_device() -> str:
+def default_device() -> tuple[str, str | None]:
+    """A GPU, or else the CPU target and why it is that."""
     try:
         import torch
     except ImportError:
-        return "cpu"
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cpu", "torch, through which GPUs are checked, is not installed"
+    return ("cuda", None) if torch.cuda.is_available() else ("cpu", "torch finds no GPU")
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    device = args.device or default_device()
+    device, fallback = (args.device, None) if args.device else default_device()
     name, _, index = device.partition(":")
     if name not in ("cpu", "cuda") or (index and not (name == "cuda" and index.isdecimal())):
         parser.error(f"argument --device: must be cpu, cuda or cuda:N, got {device}")
@@ -379,6 +383,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         report = verify(device, args.quick, args.seed)
     except RuntimeError as error:
         parser.error(str(error))
+    report.fallback = fallback
     print("\n".join(lines(report)))
     if args.json:
         args.json.write_text(json.dumps(asdict(report) | {"passed": report.passed}, indent=2) + "\n")

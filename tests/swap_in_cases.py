@@ -85,17 +85,22 @@ def make_case(
     if host_rows is None:
         host_rows = max_tokens + 5
 
+    # Four neighbours are one access where the base and the stride of all tables allow it, as a framework's do.
+    lead_unit, stride_unit = rng.choice([1, 4], 2).tolist()
+
+    def lead(dtype) -> int:
+        return int(rng.integers(4)) * lead_unit * np.dtype(dtype).itemsize
+
     def table(dtype, shape, widen: int = 4) -> Guarded:
         shape = (shape[0], shape[1] + int(rng.integers(widen)))
-        return Guarded.random(
-            rng, dtype, shape, shape[1] + int(rng.integers(4)), int(rng.integers(4)) * np.dtype(dtype).itemsize
-        )
+        row_stride = shape[1] + int(rng.integers(4))
+        return Guarded.random(rng, dtype, shape, -(-row_stride // stride_unit) * stride_unit, lead(dtype))
 
     def vector(dtype, count: int) -> Guarded:
-        return Guarded.random(rng, dtype, (count,), lead=int(rng.integers(4)) * np.dtype(dtype).itemsize)
+        return Guarded.random(rng, dtype, (count,), lead=lead(dtype))
 
     tokens = table(np.int32, (requests, hot + page_size))
-    device_locs = Guarded.random(rng, np.int32, tokens.shape, tokens.strides[0], int(rng.integers(4)) * 4)
+    device_locs = Guarded.random(rng, np.int32, tokens.shape, tokens.strides[0], lead(np.int32))
     arrays = {
         "top_k_tokens": table(np.int32, (batch, num_top_k)),
         "device_buffer_tokens": tokens,

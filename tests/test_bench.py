@@ -205,3 +205,10 @@ def test_a_peer_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "with_neighbour.py").write_text("from beside import answer\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert command.load_peer(str(Path(tmp_path) / "with_neighbour.py")).answer == 42
+
+
+def test_a_column_has_numbers_of_one_form():
+    rows = [{"a": 0.0371, "b": 11, "c": None, "d": 0.5}, {"a": 178.04, "b": 2, "c": None, "d": 1.25}]
+    lines = report.table(rows, {"a": "A", "b": "B", "c": "C", "d": "D"}).splitlines()
+    assert lines == ["| A | B | D |", "|---:|---:|---:|", "| 0.0 | 11 | 0.500 |", "| 178.0 | 2 | 1.250 |"]
+    assert [report.counted(n, "row") for n in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]

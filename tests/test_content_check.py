@@ -250,7 +250,7 @@ def test_blocks_with_keys_and_values(place, rng):
     case = make_blocks()
     columns = case["host_cache_locs"].shape[1]
     case["seq_lens"][0] = columns + 9
-    case["top_k_blocks"][0, 2] = (columns + 3) // 4
+    case["top_k_blocks"][0, [0, 2]] = 1, (columns + 3) // 4  # the sequence no longer ends within the first block
     error = refused(place, case, function)
     assert (error.argument, error.row, error.column) == ("top_k_blocks", 0, 2)
 

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_errors import as_library, class_name, content, library, misaligned, overlapping, read_only, strided  # noqa: F401
+from test_errors import (  # noqa: F401
+    as_library,
+    class_name,
+    content,
+    library,
+    misaligned,
+    overlapping,
+    read_only,
+    strided,
+)
 
 import hisparse
 

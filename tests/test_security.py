@@ -90,6 +90,25 @@ def test_transfers_of_any_magnitude(rng, op):
     assert GUARD_BYTES >= 256
 
 
+@pytest.mark.parametrize("loc", [2, 2**31, 2**40, 2**61, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("stride", [8, 2**33, 2**40, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("name", ["tgt_loc", "src_loc"])
+def test_rows_of_layers_whose_address_would_wrap_around(name, stride, loc):
+    """Products that come out small, or at another row of the layer, are no rows of it."""
+    if loc * stride < 2**63 - 2**50:
+        pytest.skip("it may be an address")
+    layers = np.arange(4096, dtype=np.uint8).reshape(2, -1)
+    before = layers.copy()
+    arguments = {"tgt_loc": np.array([1, 1, -1]), "src_loc": np.array([0, 0, loc])}
+    arguments[name][1] = loc
+    strides = np.array([8, stride])
+    with pytest.raises(ValueError, match=rf"^{name}: expected rows .* got {loc} at position 1, .* in layer [01]$"):
+        kvcacheio.copy_all_layer_kv_cache_cpu(
+            np.array([layer.ctypes.data for layer in layers], np.uint64), strides, **arguments
+        )
+    assert np.array_equal(layers, before)
+
+
 # Strides
 
 
@@ -181,6 +200,19 @@ def test_arrays_that_lie(monkeypatch, lies, name):
         hisparse.copy_items(*(pools | {name: pools[name].view(Liar)}).values(), np.arange(2), np.arange(2), 16)
     for key, pool in pools.items():
         assert np.array_equal(pool, before[key])
+
+
+@pytest.mark.parametrize("pages", [2**61, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("to_pages", [False, True])
+def test_pools_of_more_tokens_than_numbers(monkeypatch, pages, to_pages):
+    """Tokens without bytes: as many as one likes, and nothing to copy."""
+    monkeypatch.setattr(Liar, "lies", {"shape": (pages, 8, 4, 0), "strides": None})
+    pool, layer = np.zeros((1, 8, 4, 0), np.uint8).view(Liar), np.zeros((8, 0), np.uint8)
+    indices = np.arange(4) + 2**62, np.arange(4)
+    if to_pages:
+        kvcacheio.transfer_kv_all_layer_direct_lf_pf([layer], [pool], *reversed(indices), 4)
+    else:
+        kvcacheio.transfer_kv_per_layer_direct_pf_lf([pool], [layer], *indices, 0, 4)
 
 
 def test_tensors_that_lie(run):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,6 +232,22 @@ def test_replay_from_the_command_line(tmp_path, capsys):
     assert numbers["misses_per_step"]["512"] == results[1].misses.sum(axis=1).tolist()
     later = numbers_of(tmp_path, "--hot-buffers", "128", "--skip-steps", "1")["rows"][1]
     assert later["misses_max"] < small["misses_max"]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    """As in `hisparse trace replay | head -1`: the pipe has no reader left, at the first write or at the last."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "hisparse", "trace", "replay", "--hot-buffers", "128"]
+    for unbuffered in ("", "1"):
+        environment = {
+            **os.environ,
+            "PYTHONUNBUFFERED": unbuffered,
+            "PYTHONPATH": str(Path(hisparse.__file__).parents[1]),
+        }
+        result = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment)
+        assert (result.returncode, result.stderr) == (141, "")
+    os.close(writing)
 
 
 def test_record_from_the_command_line_and_replay_it(tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -113,6 +114,19 @@ def test_wrong_options_are_refused(capsys, option, value, message):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["verify", option, value])
     assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_the_cpu_target_in_place_of_a_gpu_is_said(monkeypatch, few_checks, capsys, tmp_path):
+    if has_gpu():
+        pytest.skip("there is one")
+    options = ["verify", "--quick", "--json", str(tmp_path / "report.json")]
+    reason = "torch, through which GPUs are checked, is not installed"
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert cli.main(options) == 0
+    assert f"CPU target, wave 64, wave 32, chunk 32\n          since {reason}\n" in capsys.readouterr().out
+    assert json.loads((tmp_path / "report.json").read_text())["fallback"] == reason
+    assert cli.main([*options, "--device", "cpu"]) == 0
+    assert "since" not in capsys.readouterr().out
 
 
 def test_a_gpu_that_is_not_there_is_said(capsys):

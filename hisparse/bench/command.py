@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from hisparse.progress import progress
 
 from . import host_side, plots, report, swap_in, switches, targets
+from .report import counted
 from .timing import device
 
 SUMMARY = "time the swap-in on this machine"
@@ -98,7 +99,8 @@ class Limit:
             yield step
 
     def __str__(self) -> str:
-        return f"Stopped at the limit: {self.left_out} rows were not measured." if self.left_out else ""
+        was = "was" if self.left_out == 1 else "were"
+        return f"Stopped at the limit: {counted(self.left_out, 'row')} {was} not measured." if self.left_out else ""
 
 
 def prepare(args: argparse.Namespace, parser: argparse.ArgumentParser) -> ModuleType | None:

@@ -35,12 +35,16 @@ SWAP_IN_COLUMNS = {
 }
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.3f}" if abs(value) < 2 else f"{value:.1f}"
-    return str(value)
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _column(values: list[Any]) -> list[str]:
+    """The cells of a column, with as many decimals as its largest number leaves room for."""
+    largest = max((abs(value) for value in values if isinstance(value, float)), default=0.0)
+    decimals = 3 if largest < 2 else 2 if largest < 20 else 1
+    texts = (f"{value:.{decimals}f}" if isinstance(value, float) else str(value) for value in values)
+    return ["" if value is None else text for value, text in zip(values, texts, strict=True)]
 
 
 def table(rows: Iterable[dict[str, Any]], titles: dict[str, str]) -> str:
@@ -48,7 +52,8 @@ def table(rows: Iterable[dict[str, Any]], titles: dict[str, str]) -> str:
     rows = list(rows)
     columns = {key: title for key, title in titles.items() if any(row.get(key) is not None for row in rows)}
     lines = ["| " + " | ".join(columns.values()) + " |", "|" + "---:|" * len(columns)]
-    lines += ["| " + " | ".join(_text(row[key]) for key in columns) + " |" for row in rows]
+    cells = [_column([row[key] for row in rows]) for key in columns]
+    lines += ["| " + " | ".join(line) + " |" for line in zip(*cells, strict=True)]
     return "\n".join(lines)
 
 

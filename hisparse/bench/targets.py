@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from .report import counted
+
 Row = dict[str, Any]
 
 
@@ -22,7 +24,8 @@ class Verdict:
     def __str__(self) -> str:
         if self.rows == 0:
             return f"not measured  {self.sentence}"
-        how = f"{self.missed} of {self.rows} rows miss it" if self.missed else f"{self.rows} rows"
+        rows = counted(self.rows, "row")
+        how = f"{self.missed} of {rows} {'misses' if self.missed == 1 else 'miss'} it" if self.missed else rows
         word = "NOT MET" if self.missed else "met"
         return f"{word:<13} {self.sentence}: worst {self.worst}; {how}{self.aim}"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hisparse import demo
 from hisparse.arrays import NumpyArrays
-from hisparse.bench.report import table
+from hisparse.bench.report import counted, table
 from hisparse.presets import PRESETS, ItemFormat, item_format
 
 from . import file, recorder, report
@@ -67,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     try:
         return _record(args) if args.action == "record" else _replay(args)
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         parser.error(str(error))
 
@@ -79,7 +81,8 @@ def _record(args: argparse.Namespace) -> int:
         result = demo.decode(settings, NumpyArrays(), text)
     trace = file.load(args.out)
     steps, _, rows, width = trace.top_k.shape
-    print(f"{args.out}: {steps} steps, {rows} requests of up to {trace.longest} words, {width} of them selected")
+    requests = f"{counted(rows, 'request')} of up to {trace.longest} words"
+    print(f"{args.out}: {counted(steps, 'step')}, {requests}, {width} of them selected")
     return 0 if result.passed else 1
 
 
@@ -98,8 +101,10 @@ def _replay(args: argparse.Namespace) -> int:
     replays = [result.without_first(args.skip_steps).times(args.times) for result in replay(trace, sizes)]
     numbers = report.rows(replays, args.item.token_bytes, link)
 
-    print(f"{trace.source}: {steps} steps, {layers} layers, {rows} rows, {width} entries, up to {trace.longest} tokens")
-    print(f"{args.times * rows} requests, items of {args.item.token_bytes} B, ", end="")
+    counts = {"step": steps, "layer": layers, "row": rows}
+    shape = ", ".join(counted(count, noun) for noun, count in counts.items())
+    print(f"{trace.source}: {shape}, {width} entries, up to {trace.longest} tokens")
+    print(f"{counted(args.times * rows, 'request')}, items of {args.item.token_bytes} B, ", end="")
     print(f"{rate / 1e9:.1f} GB/s, {args.overhead_us:g} us a swap-in\n")
     print(table(numbers, report.COLUMNS))
     print("\nPer step, all layers and rows together. H = 0: no hot buffer, every read is copied.")

@@ -1,6 +1,7 @@
 #include "arguments.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace py = pybind11;
 
@@ -14,20 +15,28 @@ std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name
 
 namespace {
 
+// numbers.Integral answers in Python code, so it is asked once for each type.
+bool is_integer_type(PyTypeObject* type) {
+  static auto* known = new std::unordered_set<PyTypeObject*>();
+  if (known->count(type) > 0) return true;
+  const auto integral = py::module_::import("numbers").attr("Integral");
+  const int answer = PyObject_IsSubclass(reinterpret_cast<PyObject*>(type), integral.ptr());
+  if (answer < 0) throw py::error_already_set();
+  if (answer == 0) return false;
+  Py_INCREF(type);  // so that the address stays this type's
+  known->insert(type);
+  return true;
+}
+
 bool is_integer(py::handle object) {
   if (PyBool_Check(object.ptr())) return false;
   // numbers.Integral holds NumPy's integers, but no tensor that merely converts to an int.
-  return PyLong_Check(object.ptr()) ||
-         py::isinstance(object, py::module_::import("numbers").attr("Integral"));
+  return PyLong_Check(object.ptr()) || is_integer_type(Py_TYPE(object.ptr()));
 }
 
 std::string range_text(int64_t least, int64_t most) {
   return most == INT64_MAX ? text("at least ", least) : text(least, " to ", most);
 }
-
-}  // namespace
-
-namespace {
 
 // `overflow` is -1 or 1 where the value does not fit.
 int64_t read_any_integer(const char* argument, py::handle object, int& overflow) {

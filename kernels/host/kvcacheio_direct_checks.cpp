@@ -44,9 +44,10 @@ void check_pool(const Checker& check, const TensorView& tensor, Access access, i
 }
 
 int64_t row_bytes(const TensorView& tensor, int dimensions = 1) {
+  if (tensor.bytes() == 0) return 0;  // else no product of some sizes exceeds that of all
   int64_t rows = 1;
   for (int i = 0; i < dimensions; ++i) rows *= tensor.size(i);
-  return rows == 0 ? 0 : tensor.bytes() / rows;
+  return tensor.bytes() / rows;
 }
 
 void check_indices(const Checker& check, const TensorView& src, const TensorView& dst, int64_t page_size,
@@ -95,7 +96,9 @@ void check_pages(const Checker& check, const std::vector<TensorView>& pools,
       throw std::out_of_range(text("layer_id: expected layers within 0 to ", pool_layers - 1, " of ",
                                    pool.argument(), ", got ", layer_id, " to ", layer_id + count - 1));
     }
-    paged.tokens = std::min(paged.tokens, pool.size(0) * call.page_size);
+    int64_t pool_tokens = 0;
+    if (!__builtin_mul_overflow(pool.size(0), call.page_size, &pool_tokens))  // else a pool without bytes
+      paged.tokens = std::min(paged.tokens, pool_tokens);
     for (int64_t j = 0; j < count; ++j) {
       const TensorView& layer = layers[side * static_cast<size_t>(count) + static_cast<size_t>(j)];
       check_pool(check, layer, to_pages ? Access::kRead : Access::kWrite, 1, call);
@@ -160,6 +163,27 @@ void check_ranges(const char* argument, const TensorView& tensor, const std::vec
   }
 }
 
+// Rows are found from addresses alone: at least, none may wrap around.
+void check_rows(const LayerCopyCall& call) {
+  int64_t last = -1, at = 0;
+  for (int64_t i = 0; i < call.count; ++i) {
+    if (call.sources[i] < 0 || call.targets[i] < 0) continue;
+    if (std::max(call.sources[i], call.targets[i]) <= last) continue;
+    last = std::max(call.sources[i], call.targets[i]);
+    at = i;
+  }
+  for (int64_t layer = 0; last >= 0 && layer < call.layers; ++layer) {
+    int64_t row = 0, end = 0;
+    bool overflow = __builtin_mul_overflow(last, call.strides[layer], &row);
+    overflow |= __builtin_add_overflow(row, call.strides[layer], &end);
+    overflow |= call.data_ptrs[layer] > UINTPTR_MAX - static_cast<uint64_t>(end);
+    if (!overflow) continue;
+    value_error(
+        call.targets[at] == last ? "tgt_loc" : "src_loc", "rows within 64 bits of address space",
+        text(last, " at position ", at, ", with a stride of ", call.strides[layer], " in layer ", layer));
+  }
+}
+
 }  // namespace
 
 DirectCall check_direct(PyObject* const* arguments) {
@@ -213,7 +237,7 @@ DirectCall check_embedding_ranges(PyObject* const* arguments) {
     if (tensor->ndim() != 2) value_error(tensor->argument(), "shape [rows, columns]", tensor->shape_text());
     check_pool(check, *tensor, tensor == &dst ? Access::kWrite : Access::kRead, 2, call);
   }
-  if (dst.dtype_text() != src.dtype_text())
+  if (!dst.has_dtype_of(src))
     type_error("dst", text("dtype ", src.dtype_text(), ", as src"), dst.dtype_text());
   if (dst.size(1) != src.size(1))
     value_error("dst", text(src.size(1), " columns, as in src"), std::to_string(dst.size(1)));
@@ -253,6 +277,7 @@ LayerCopyCall check_layer_copy(PyObject* const* arguments) {
       value_error("strides", "at least 1 byte", text(call.strides[layer], " in layer ", layer));
     if (call.data_ptrs[layer] == 0) value_error("data_ptrs", "an address", text("0 in layer ", layer));
   }
+  check_rows(call);
   return call;
 }
 

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "arguments.h"
+#include "released_gil.h"
 
 namespace py = pybind11;
 
@@ -204,7 +205,9 @@ void TensorView::refuse_lazy_bits() const {
   const char* bit = type_code_ == dlpack::kComplex ? "is_conj"
                     : type_code_ == dlpack::kFloat ? "is_neg"
                                                    : nullptr;
-  if (bit != nullptr && py::handle(object_).attr(bit)().cast<bool>()) {
+  if (bit == nullptr) return;
+  const UnderWay call;  // torch releases the GIL to look at a bit
+  if (call && py::handle(object_).attr(bit)().cast<bool>()) {
     value_error(argument_, "a tensor that is resolved in memory (resolve_conj(), resolve_neg())",
                 text("one with ", bit, "() true"));
   }
@@ -265,6 +268,13 @@ bool TensorView::is_row_major() const {
     step *= shape_[i];
   }
   return true;
+}
+
+// DLPack has no names for some dtypes, and the text of one takes Python code to make.
+bool TensorView::has_dtype_of(const TensorView& other) const {
+  const auto dtype = [](PyObject* object) { return py::getattr(py::handle(object), "dtype", py::none()); };
+  return type_code_ == other.type_code_ && element_bits_ == other.element_bits_ &&
+         dtype(object_).equal(dtype(other.object_));
 }
 
 std::string TensorView::dtype_text() const {

@@ -42,6 +42,7 @@ class TensorView {
   int64_t size(int dimension) const { return shape_[dimension]; }
   int64_t stride(int dimension) const { return strides_[dimension]; }  // in elements
   bool is_integer(int bits) const { return type_code_ == dlpack::kInt && element_bits_ == bits; }
+  bool has_dtype_of(const TensorView& other) const;
   bool is_unsigned(int bits) const { return type_code_ == dlpack::kUnsigned && element_bits_ == bits; }
   template <typename T>
   T* data() const {
