@@ -57,7 +57,7 @@ class TokenTable {
   // The entries that stand for four tokens, kNone for those that no entry asks for. Any number may come.
   __device__ __forceinline__ Four<int32_t> find(const Four<int32_t>& tokens) const {
     uint32_t wanted[4];
-    int32_t seen[4], next[4];
+    int32_t seen[4];
     Four<int32_t> entries;
     HISPARSE_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -70,13 +70,15 @@ class TokenTable {
       // Nobody knows what a cell holds that no entry wrote.
       if (entries.at[j] > last_entry_) entries.at[j] = last_entry_;
       seen[j] = tokens_[entries.at[j]];
-      // Beside the token, and not after it: few chains have a second entry.
-      next[j] = has_chains_ ? chains_[entries.at[j]] : kNone;
     }
-    HISPARSE_UNROLL
-    for (int j = 0; j < 4; ++j)
-      if (seen[j] != static_cast<int32_t>(wanted[j]))
-        entries.at[j] = follow(next[j], static_cast<int32_t>(wanted[j]));
+    if (has_chains_) {
+      HISPARSE_UNROLL
+      for (int j = 0; j < 4; ++j) entries.at[j] = follow(entries.at[j], static_cast<int32_t>(wanted[j]));
+    } else {
+      HISPARSE_UNROLL
+      for (int j = 0; j < 4; ++j)
+        if (seen[j] != static_cast<int32_t>(wanted[j])) entries.at[j] = kNone;
+    }
     return entries;
   }
 
