@@ -64,6 +64,17 @@ def test_more_items_than_one_batch_of_warps(place, rng, count, item_size_bytes):
     check_copy(place, copy_case(rng, item_size_bytes, count), item_size_bytes)
 
 
+@pytest.mark.parametrize("item_size_bytes", [7, 48, 480, 656])
+def test_indices_behind_the_last_are_none(place, rng, item_size_bytes):
+    """The indices are the beginning of a longer list, whose rest would be copied just as well."""
+    count, rows = 10, 15
+    arrays = copy_case(rng, item_size_bytes, count, pool_rows=rows)
+    for name, most in (("src_indices", rows), ("dst_indices", rows + 2)):
+        longer = Guarded.of(rng, rng.permutation(most), np.int64)
+        arrays[name] = Guarded(longer.raw, longer.dtype, (count,), (1,), longer.lead)
+    check_copy(place, arrays, item_size_bytes)
+
+
 def test_a_large_item(place, rng):
     check_copy(place, copy_case(rng, 100_003, 2, (0, 5)), 100_003)
 
