@@ -42,8 +42,8 @@ def leave_out(part: str) -> Iterator[None]:
 
     Args:
         part: "wide words": 8 bytes per lane and step in the place of 16, in the swap-in too. "load hint":
-            ``copy_items`` loads without saying that the data is read once (non-temporal on AMD GPUs; the read-only
-            path, leaving L1 alone, on NVIDIA GPUs). "gate": on AMD GPUs, ``copy_items`` moves 16 bytes per lane also
+            ``copy_items`` loads without saying that the data is read once (non-temporal on AMD GPUs; the first to
+            leave L1 on NVIDIA GPUs). "gate": on AMD GPUs, ``copy_items`` moves 16 bytes per lane also
             where that does not fill a wavefront.
     """
     _C.leave_out(1 + PARTS.index(part))

@@ -27,8 +27,8 @@ inline int swap_in_threads(const DeviceInfo& device, int block_size, int hot_buf
 
 // One block keeps only part of the link busy: where up to three requests are all there is, eight blocks share
 // the copying of each, but no more than have a word of 16 bytes for every thread if all entries miss. That
-// saves 3.8 us and more of one request with 20 % misses, 0.4 us and more of three, and costs up to 0.1 us
-// where nothing misses (H200, H=4096). Of four requests it saves next to nothing.
+// saves 3.9 us and more of one request with 20 % misses, 0.1 us and more of three, and costs up to 0.2 us
+// where little or nothing misses (H200, H=4096). Of four requests it saves next to nothing.
 inline int swap_in_blocks_per_request(const DeviceInfo& device, int batch, int64_t bytes_if_all_miss,
                                       int threads) {
   if (batch > 3) return 1;

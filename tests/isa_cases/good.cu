@@ -1,4 +1,4 @@
-// Keeps every rule: four loads through the read-only path, then four stores.
+// Keeps every rule: four loads that leave L1 first, then four stores.
 extern "C" __global__ void __launch_bounds__(1024) copy(ulonglong2* dst, const ulonglong2* src, int rounds) {
   for (int round = 0; round < rounds; ++round) {
     const int at = round * 4096 + threadIdx.x;
