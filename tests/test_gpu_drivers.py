@@ -161,8 +161,8 @@ def test_the_launch(run):
         assert (driver.launch.blocks, driver.launch.parts) == (3, 1)
         call(blocks_per_request=64)
         assert driver.launch.parts == 64
-        # Several blocks copy for one or two rows, but no more than the ten that run at once, nor than there are words.
-        for batch, item, parts in (1, 4096, 10), (2, 4096, 4), (1, 16, 1):
+        # Up to eight blocks copy for each of up to three rows, no more than the ten that run at once, nor than words.
+        for batch, item, parts in (1, 4096, 8), (2, 4096, 5), (3, 4096, 3), (4, 4096, 1), (1, 16, 1):
             Call(driver, index=1, batch=batch, top_k=40, hot=1000, item=item)()
             assert (driver.launch.blocks, driver.launch.parts) == (batch, parts)
     """)
