@@ -80,10 +80,10 @@ def test_the_kernels(run_ops):
 def test_swap_in_launches(run_ops):
     run_ops("""
         Stream.handles[1] = 77
-        for op in (dsv4(index=1, batch=3, hot=1000, top_k=40), blocks(index=1, batch=3, hot=1000, top_k=40)):
+        for op in (dsv4(index=1, batch=4, hot=1000, top_k=40), blocks(index=1, batch=4, hot=1000, top_k=40)):
             op(block_size=64)
             launch = driver.launch
-            assert (launch.blocks, launch.parts, launch.threads, launch.device, launch.stream) == (3, 1, 256, 1, 77)
+            assert (launch.blocks, launch.parts, launch.threads, launch.device, launch.stream) == (4, 1, 256, 1, 77)
             assert 4000 < launch.shared_bytes <= 65536
             op(blocks_per_request=5)
             assert driver.launch.parts == 5
