@@ -28,7 +28,7 @@ indexed by token whatever its layout. Their arguments:
 - ``block_quota``: the most thread blocks, so that a transfer in the background leaves the GPU to others. Where it may
   be None, that is the environment variable SGLANG_HICACHE_BLOCK_QUOTA, read at each call, or else 16 on ROCm and 2
   elsewhere.
-- ``num_warps_per_block``: warps of each block; None is 32 on CUDA and 16 elsewhere.
+- ``num_warps_per_block``: the most warps of a block; None is 32 on CUDA and 16 elsewhere.
 
 What they have in common:
 

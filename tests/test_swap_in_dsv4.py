@@ -63,6 +63,11 @@ def test_every_size_of_the_kernel(sweep_place, rng, num_top_k, hot):
     check_dsv4(sweep_place, random_case(rng, [hot + 3000], num_top_k, hot, 0.95), block_size=1024)
 
 
+@pytest.mark.parametrize("leads", LEADS, ids=str)
+def test_more_misses_than_threads(place, rng, leads):
+    check_dsv4(place, random_case(rng, [900, 700], 250, 256, 0.1, leads=leads), block_size=64)
+
+
 @pytest.mark.parametrize("plan", [True, False])
 def test_skip_io_moves_no_bytes(place, rng, plan):
     case = random_case(rng, [90, 20], plan=plan)

@@ -55,6 +55,7 @@ class ChunkCopy {
   static constexpr int kInFlight = 5;
   // The first loads stay in registers while the caller works: more of them would spill in the swap-in.
   static constexpr int kFirstInFlight = 2;
+  static constexpr int kFewestPerRound = 3;
 
   template <int kBytes, int kCount>
   struct Batch {
@@ -121,7 +122,7 @@ class ChunkCopy {
     int best = kInFlight;
     uint32_t fullest = 0;
     HISPARSE_UNROLL
-    for (int each = kInFlight; each > kFirstInFlight; --each) {
+    for (int each = kInFlight; each >= kFewestPerRound; --each) {
       const uint32_t in_last_round = (left - 1) % (16 * each);
       if (in_last_round > fullest) {
         fullest = in_last_round;
