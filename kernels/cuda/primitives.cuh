@@ -152,8 +152,8 @@ struct Word<1> {
                  : "l"(address), "r"(static_cast<int>(enabled)));                                           \
   }
 
-// Reads data that nothing writes while the kernel runs, once, and leaves L1 early. Past L1, items of 656 bytes
-// took 2.5 % longer (H200, 41,000 from the host): two warps that share a sector each fetched it.
+// Reads data that nothing writes while the kernel runs, once, and leaves L1 early. Past L1, items of 656
+// bytes took 2.5 % longer (H200, 41,000 from the host): two warps that share a sector each fetched it.
 HISPARSE_LOADS(load_streaming, "ld.global.L1::evict_first")
 
 // With no such hint.
