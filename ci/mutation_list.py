@@ -209,9 +209,16 @@ BY_HAND = [
     Mutation(
         "chunk: an item too many",
         CHUNK,
-        "item_ < count_ && items_.locate",
-        "item_ <= count_ && items_.locate",
+        "&& item_ < count_ && items_.locate",
+        "&& item_ <= count_ && items_.locate",
         COPY_TESTS,
+    ),
+    Mutation(
+        "chunk: the second tail of a thread left out",
+        CHUNK,
+        "tail_item_ += workers_;",
+        "tail_item_ += 2 * workers_;",
+        (*FUZZING, "test_swap_in_dsv4.py"),
     ),
     Mutation("tile: misaligned words", TILE, "if (!warp_any(bits & 15))", "if (!warp_any(bits & 7))", TRANSFER_TESTS),
     Mutation(
@@ -406,7 +413,12 @@ BY_HAND = [
         rule="wide-stores",
     ),
     Mutation(
-        "NVIDIA: one word in flight", CHUNK, "kInFlight = 5;", "kInFlight = 1;", arch="sm_90", rule="loads-in-flight"
+        "NVIDIA: one word in flight",
+        CHUNK,
+        "kInFlight = kHasTail ? 4 : 5;",
+        "kInFlight = 1;",
+        arch="sm_90",
+        rule="loads-in-flight",
     ),
 ]
 

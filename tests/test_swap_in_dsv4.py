@@ -64,7 +64,7 @@ def test_every_size_of_the_kernel(sweep_place, rng, num_top_k, hot):
 
 
 @pytest.mark.parametrize("leads", LEADS, ids=str)
-def test_more_misses_than_threads(place, rng, leads):
+def test_several_scales_of_each_thread(place, rng, leads):
     check_dsv4(place, random_case(rng, [900, 700], 250, 256, 0.1, leads=leads), block_size=64)
 
 

@@ -20,6 +20,7 @@ class ChunkCopy {
   // Issues the first loads. What the caller does between start and finish hides behind the first round trip.
   __device__ __forceinline__ void start(int32_t worker, int32_t workers) {
     workers_ = workers;
+    tail_item_ = worker;
     // Few items leave most warps without a word: they skip the division.
     if (worker >= all_words()) {
       item_ = count_;
@@ -32,17 +33,20 @@ class ChunkCopy {
 
   __device__ __forceinline__ void finish() {
     if (shape_.word_bytes == 16) {
+      const Tail tail = load_tail();
       if (item_ >= count_) {
         store(first_);
+        store(tail);
         return;
       }
       const int each = words_per_round();
       Batch<16, kInFlight> next;
       load(next, each);
       store(first_);
+      store(tail);
       store(next);
       run<16>(each);
-    } else if (Items::kTailAt != kNoTail || shape_.word_bytes == 8) {
+    } else if (kHasTail || shape_.word_bytes == 8) {
       run<8>(kInFlight);
     } else if (shape_.word_bytes == 4) {
       run<4>(kInFlight);
@@ -52,7 +56,8 @@ class ChunkCopy {
   }
 
  private:
-  static constexpr int kInFlight = 5;
+  static constexpr bool kHasTail = Items::kTailAt != kNoTail;
+  static constexpr int kInFlight = kHasTail ? 4 : 5;  // a tail takes registers too
   // The first loads stay in registers while the caller works: more of them would spill in the swap-in.
   static constexpr int kFirstInFlight = 2;
   static constexpr int kFewestPerRound = 3;
@@ -62,14 +67,14 @@ class ChunkCopy {
     Word<kBytes> words[kCount];
     unsigned char* dst[kCount];
     bool live[kCount];
-    uint32_t halves = 0;  // a bit each
   };
-
-  // A tail is one word of 8 bytes. Where words have 16, it is the first half of one.
-  template <int kBytes>
-  static constexpr bool has_half_word() {
-    return kBytes == 16 && Items::kTailAt != kNoTail;
-  }
+  // A tail of 8 bytes is copied apart from the words: loaded into the register of one of them, it would have
+  // that word's load wait for it, at every word for which a lane of the warp has a tail.
+  struct Tail {
+    Word<8> word;
+    unsigned char* dst;
+    bool live;
+  };
 
   // The loads are predicated, not branched around: in a prototype on H200 that made 14.4 us of 22.2.
   template <int kBytes, int kCount>
@@ -79,35 +84,39 @@ class ChunkCopy {
       const unsigned char* src = nullptr;
       batch.dst[i] = nullptr;
       batch.live[i] = i < each && item_ < count_ && items_.locate(item_, word_ * kBytes, src, batch.dst[i]);
-      bool is_half = false;
-      if constexpr (has_half_word<kBytes>()) {
-        is_half = word_ * kBytes == Items::kTailAt;
-        batch.halves |= static_cast<uint32_t>(is_half) << i;
-        load_streaming_half(batch.words[i], src, batch.live[i] && is_half);
-      }
-      load_as<Variant>(batch.words[i], src, batch.live[i] && !is_half);
+      load_as<Variant>(batch.words[i], src, batch.live[i]);
       if (i < each) advance();
     }
   }
 
+  // One in every round is enough: an item has more words than a thread loads in a round.
+  __device__ __forceinline__ Tail load_tail() {
+    Tail tail{};
+    if constexpr (kHasTail) {
+      const unsigned char* src = nullptr;
+      tail.live = tail_item_ < count_ && items_.locate(tail_item_, Items::kTailAt, src, tail.dst);
+      load_as<Variant>(tail.word, src, tail.live);
+      tail_item_ += workers_;
+    }
+    return tail;
+  }
+
   template <int kBytes, int kCount>
   __device__ __forceinline__ static void store(const Batch<kBytes, kCount>& batch) {
-    // Two predicates for each word are more than there are: ptxas would load the last word after a store.
-    const uint32_t halves = settled(batch.halves);
     HISPARSE_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      const bool is_half = has_half_word<kBytes>() && halves >> i & 1;
-      store_cached(batch.dst[i], batch.words[i], batch.live[i] && !is_half);
-      if constexpr (has_half_word<kBytes>())
-        store_cached_half(batch.dst[i], batch.words[i], batch.live[i] && is_half);
-    }
+    for (int i = 0; i < kCount; ++i) store_cached(batch.dst[i], batch.words[i], batch.live[i]);
+  }
+  __device__ __forceinline__ static void store(const Tail& tail) {
+    if constexpr (kHasTail) store_cached(tail.dst, tail.word, tail.live);
   }
 
   template <int kBytes>
   __device__ __forceinline__ void run(int each) {
     while (item_ < count_) {
       Batch<kBytes, kInFlight> batch;
+      const Tail tail = load_tail();
       load(batch, each);
+      store(tail);
       store(batch);
     }
   }
@@ -150,6 +159,7 @@ class ChunkCopy {
   const CopyShape& shape_;
   Index item_ = 0;
   int32_t word_ = 0;
+  Index tail_item_ = 0;
   int32_t workers_ = 1;
   Batch<16, kFirstInFlight> first_{};
 };

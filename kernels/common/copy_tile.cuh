@@ -21,6 +21,14 @@ class TileCopy {
     if constexpr (!kHasTail) {
       if (count_ == 1) return copy_one();
     }
+    Word<8> tail{};
+    unsigned char* tail_dst = nullptr;
+    bool has_tail = false;
+    if constexpr (kHasTail) {  // each lane that of one part, in flight with the words
+      const unsigned char* src = nullptr;
+      has_tail = lane_ < count_ && items_.locate(lane_, Items::kTailAt, src, tail_dst);
+      load_streaming(tail, src, has_tail);
+    }
     uint32_t bits = kHasTail ? 0 : static_cast<uint32_t>(shape_.part_bytes);
     if (lane_ < count_) {
       const unsigned char* src;
@@ -37,13 +45,14 @@ class TileCopy {
     } else {
       run<1>(shape_.words[3]);
     }
+    if constexpr (kHasTail) store_cached(tail_dst, tail, has_tail);
   }
 
  private:
-  static constexpr bool kHasTail = Items::kTailAt != kNoTail;  // one word of 8 bytes, or half of one of 16
+  static constexpr bool kHasTail = Items::kTailAt != kNoTail;  // 8 bytes that lie apart
   static constexpr int kInFlight = kHasTail ? 4 : 6;           // a tail takes registers too
-  static constexpr int kOfOne = 4, kFewOfOne = 2;              // of a tile of one part
   static constexpr int kFew = kHasTail ? 2 : 4;
+  static constexpr int kOfOne = 4, kFewOfOne = 2;  // of a tile of one part
 
   template <int kBytes>
   __device__ __forceinline__ void run(const CopyShape& shape) const {
@@ -72,19 +81,12 @@ class TileCopy {
     Word<kBytes> words[kCount]{};
     unsigned char* dst[kCount];
     bool live[kCount];
-    uint32_t halves = 0;
     HISPARSE_UNROLL
     for (int i = 0; i < kCount; ++i) {
       const unsigned char* src;
       const bool is_inside = place.part < count_;
       live[i] = items_.locate(is_inside ? place.part : 0, place.at, src, dst[i]) && is_inside;
-      bool is_half = false;
-      if constexpr (kHasTail && kBytes == 16) {
-        is_half = place.at == Items::kTailAt;
-        halves |= static_cast<uint32_t>(is_half) << i;
-        load_streaming_half(words[i], src, live[i] && is_half);
-      }
-      load_streaming(words[i], src, live[i] && !is_half);
+      load_streaming(words[i], src, live[i]);
       place.part += shape.item_step;
       place.at += shape.word_step * kBytes;
       if (place.at >= end) {
@@ -93,11 +95,7 @@ class TileCopy {
       }
     }
     HISPARSE_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      const bool is_half = kHasTail && kBytes == 16 && halves >> i & 1;
-      store_cached(dst[i], words[i], live[i] && !is_half);
-      if constexpr (kHasTail && kBytes == 16) store_cached_half(dst[i], words[i], live[i] && is_half);
-    }
+    for (int i = 0; i < kCount; ++i) store_cached(dst[i], words[i], live[i]);
   }
 
   // One part: the distances of its words are known when the kernel is compiled.

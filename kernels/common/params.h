@@ -80,14 +80,14 @@ struct IndexVector {
 struct CopyShape {
   int32_t item_bytes;
   int32_t word_bytes;      // 16, 8, 4 or 1: what base addresses and item size are all multiples of
-  int32_t words_per_item;  // the last may be a half one
+  int32_t words_per_item;  // without a tail that lies apart
   int32_t item_step;       // a thread's next word is so many items
   int32_t word_step;       // and words further on
   int32_t widest_word;     // 16, or less where a benchmark wants it so
 
   static constexpr CopyShape make(int32_t item_bytes, int32_t word_bytes, int32_t workers,
-                                  int32_t widest_word = 16) {
-    const int32_t words = (item_bytes + word_bytes - 1) / word_bytes;
+                                  int32_t widest_word = 16, int32_t tail_bytes = 0) {
+    const int32_t words = (item_bytes - tail_bytes) / word_bytes;
     return {item_bytes, word_bytes, words, workers / words, workers % words, widest_word};
   }
 };
@@ -176,12 +176,12 @@ struct TileShape {
   int32_t part_bytes;
   CopyShape words[4];
 
-  // Words that do not divide a part are left out: no address makes them right. Of words of 16 bytes the last
-  // may be half of one, where the layout has a tail.
-  static constexpr TileShape make(int32_t part_bytes, int32_t warp_size, bool has_tail = false) {
+  // Words that do not divide a part are left out: no address makes them right.
+  static constexpr TileShape make(int32_t part_bytes, int32_t warp_size, int32_t tail_bytes = 0) {
     const auto shape = [&](int32_t word_bytes) {
-      return has_tail || part_bytes % word_bytes == 0 ? CopyShape::make(part_bytes, word_bytes, warp_size)
-                                                      : CopyShape{};
+      return (part_bytes - tail_bytes) % word_bytes == 0
+                 ? CopyShape::make(part_bytes, word_bytes, warp_size, 16, tail_bytes)
+                 : CopyShape{};
     };
     return {part_bytes, {shape(16), shape(8), shape(4), shape(1)}};
   }

@@ -123,14 +123,6 @@ inline void store_cached(unsigned char* address, const Word<kBytes>& word, bool 
   if (enabled) *reinterpret_cast<Word<kBytes>*>(address) = word;
 }
 
-// The first 8 bytes of a word alone.
-inline void load_streaming_half(Word<16>& word, const unsigned char* address, bool enabled) {
-  if (enabled) *reinterpret_cast<Word<8>*>(&word) = *reinterpret_cast<const Word<8>*>(address);
-}
-inline void store_cached_half(unsigned char* address, const Word<16>& word, bool enabled) {
-  if (enabled) *reinterpret_cast<Word<8>*>(address) = *reinterpret_cast<const Word<8>*>(&word);
-}
-
 template <class T>
 inline void before_load(T&) {}
 template <class T>

@@ -124,7 +124,7 @@ struct Word<1> {
   uint32_t value;
 };
 
-// Loads of a word, or of its first half, where `enabled`; else it keeps its value.
+// Loads of a word where `enabled`; else it keeps its value.
 #define HISPARSE_LOADS(name, instruction)                                                                   \
   __device__ __forceinline__ void name(Word<16>& word, const unsigned char* address, bool enabled) {        \
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %3, 0;\n @p " instruction ".v2.b64 {%0, %1}, [%2];\n}" \
@@ -134,11 +134,6 @@ struct Word<1> {
   __device__ __forceinline__ void name(Word<8>& word, const unsigned char* address, bool enabled) {         \
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p " instruction ".b64 %0, [%1];\n}"          \
                  : "+l"(word.value)                                                                         \
-                 : "l"(address), "r"(static_cast<int>(enabled)));                                           \
-  }                                                                                                         \
-  __device__ __forceinline__ void name##_half(Word<16>& word, const unsigned char* address, bool enabled) { \
-    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p " instruction ".b64 %0, [%1];\n}"          \
-                 : "+l"(word.low)                                                                           \
                  : "l"(address), "r"(static_cast<int>(enabled)));                                           \
   }                                                                                                         \
   __device__ __forceinline__ void name(Word<4>& word, const unsigned char* address, bool enabled) {         \
@@ -175,12 +170,6 @@ __device__ __forceinline__ void store_cached(unsigned char* address, const Word<
 }
 __device__ __forceinline__ void store_cached(unsigned char* address, const Word<1>& word, bool enabled) {
   if (enabled) asm volatile("st.global.cg.u8 [%0], %1;" ::"l"(address), "r"(word.value) : "memory");
-}
-
-// The first 8 bytes of a word alone.
-__device__ __forceinline__ void store_cached_half(unsigned char* address, const Word<16>& word,
-                                                  bool enabled) {
-  if (enabled) asm volatile("st.global.cg.b64 [%0], %1;" ::"l"(address), "l"(word.low) : "memory");
 }
 
 }  // namespace hisparse::HISPARSE_TARGET

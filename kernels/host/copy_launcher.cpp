@@ -41,7 +41,8 @@ void launch(PlannedCopyCall& call) {
   if (params.batch == 0) return;
 
   shape.blocks = static_cast<uint32_t>(call.num_blocks);
-  params.shape = TileShape::make(static_cast<int32_t>(call.item_size_bytes), info.warp_size, call.is_dsv4);
+  params.shape = TileShape::make(static_cast<int32_t>(call.item_size_bytes), info.warp_size,
+                                 call.is_dsv4 ? Dsv4Layout::kScaleBytes : 0);
   params.items_per_tile = items_per_tile(call.item_size_bytes, info);
   params.rows_per_group = static_cast<int32_t>(divide_up(params.batch, call.block_size));
   params.groups = static_cast<uint32_t>(divide_up(params.batch, params.rows_per_group));
@@ -69,7 +70,7 @@ void launch(LayerTokensCall& call) {
   shape.parts =
       static_cast<uint32_t>(std::min<int64_t>({params.layers, divide_up(at_once, blocks), kMaxParts}));
   params.layer_step = static_cast<int32_t>(shape.parts);
-  params.shape = TileShape::make(Dsv4Layout::kItemBytes, info.warp_size, true);
+  params.shape = TileShape::make(Dsv4Layout::kItemBytes, info.warp_size, Dsv4Layout::kScaleBytes);
   params.items_per_tile = items_per_tile(Dsv4Layout::kItemBytes, info);
   runtime.launch(KernelId::kCopyLayersDsv4, &params, sizeof(params), shape, call.device.index, call.stream);
 }

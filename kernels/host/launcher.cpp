@@ -37,7 +37,7 @@ CopyShape swap_in_copy_shape(const SwapInCall& call, int32_t workers) {
   if (call.kind == SwapInKind::kTokens) return copy_shape({host, device}, call.item_size_bytes, workers);
   // The values decide. The scale is one word, or the first half of one.
   const int32_t word_bytes = copy_shape({host, device}, Dsv4Layout::kValueBytes, workers).word_bytes;
-  return CopyShape::make(Dsv4Layout::kItemBytes, word_bytes, workers);
+  return CopyShape::make(Dsv4Layout::kItemBytes, word_bytes, workers, 16, Dsv4Layout::kScaleBytes);
 }
 
 // Whether `count` neighbours, from a multiple of it on, are one aligned access in every row.
