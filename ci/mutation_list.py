@@ -415,7 +415,7 @@ BY_HAND = [
     Mutation(
         "NVIDIA: one word in flight",
         CHUNK,
-        "kInFlight = kHasTail ? 4 : 5;",
+        "kInFlight = 5;",
         "kInFlight = 1;",
         arch="sm_90",
         rule="loads-in-flight",

@@ -39,7 +39,8 @@ def copy_cache_planned_mla(
         device_buffer: Any dtype and shape, contiguous, written.
         item_size_bytes: Bytes of one token in one layer.
         num_blocks: Blocks of the grid, 1 to 65535.
-        block_size: Threads per block: a multiple of the device's warp size, at most 1024.
+        block_size: Threads per block: a multiple of the device's warp size, at most 1024. No more than 16 warps of them
+            are used, which is 512 threads on NVIDIA GPUs: that was faster there.
         is_dsv4_layout: The pools are pages as in ``load_cache_to_device_buffer_dsv4_mla``, and the same checks hold.
         skip_io: Copy nothing.
 

@@ -116,8 +116,8 @@ def test_planned_launches(run_ops):
         op = planned(index=1, batch=100)
         op()
         launch = driver.launch
-        assert (launch.blocks, launch.parts, launch.threads, launch.device, launch.stream) == (4, 1, 1024, 1, 5)
-        assert launch.shared_bytes == 1024 * 20 + 128 and driver.library.fake_rows_per_group() == 1
+        assert (launch.blocks, launch.parts, launch.threads, launch.device, launch.stream) == (4, 1, 512, 1, 5)
+        assert launch.shared_bytes == 512 * 20 + 128 and driver.library.fake_rows_per_group() == 1
         op(num_blocks=16, block_size=64)
         assert (driver.launch.blocks, driver.launch.threads) == (16, 64)
         assert driver.library.fake_rows_per_group() == 2 and driver.launch.shared_bytes == 64 * 20 + 128
@@ -235,9 +235,9 @@ def test_shared_memory(run_ops):
 
 def test_shared_memory_of_a_planned_copy(run_ops):
     run_ops("""
-        driver.library.fake_setup(2, 20000)
+        driver.library.fake_setup(2, 10000)
         message = error_of(ValueError, planned())
-        assert message.startswith("block_size: expected ") and "20000" in message and "20608" in message, message
-        planned()(block_size=512)
+        assert message.startswith("block_size: expected ") and "10000" in message and "10368" in message, message
+        planned()(block_size=256)
         assert driver.launches == 1
     """)

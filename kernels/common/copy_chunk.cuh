@@ -40,7 +40,7 @@ class ChunkCopy {
         return;
       }
       const int each = words_per_round();
-      Batch<16, kInFlight> next;
+      Batch<16, kNextInFlight> next;
       load(next, each);
       store(first_);
       store(tail);
@@ -57,9 +57,10 @@ class ChunkCopy {
 
  private:
   static constexpr bool kHasTail = Items::kTailAt != kNoTail;
-  static constexpr int kInFlight = kHasTail ? 4 : 5;  // a tail takes registers too
+  static constexpr int kInFlight = 5;
   // The first loads stay in registers while the caller works: more of them would spill in the swap-in.
   static constexpr int kFirstInFlight = 2;
+  static constexpr int kNextInFlight = kHasTail ? 4 : kInFlight;  // beside the first, and the tail
   static constexpr int kFewestPerRound = 3;
 
   template <int kBytes, int kCount>
@@ -72,8 +73,7 @@ class ChunkCopy {
   // that word's load wait for it, at every word for which a lane of the warp has a tail.
   struct Tail {
     Word<8> word;
-    unsigned char* dst;
-    bool live;
+    Index item;  // its address is looked up again: kept, it would take a load's registers
   };
 
   // The loads are predicated, not branched around: in a prototype on H200 that made 14.4 us of 22.2.
@@ -94,8 +94,10 @@ class ChunkCopy {
     Tail tail{};
     if constexpr (kHasTail) {
       const unsigned char* src = nullptr;
-      tail.live = tail_item_ < count_ && items_.locate(tail_item_, Items::kTailAt, src, tail.dst);
-      load_as<Variant>(tail.word, src, tail.live);
+      unsigned char* dst;
+      tail.item = tail_item_;
+      const bool live = locate(tail, src, dst);
+      load_as<Variant>(tail.word, src, live);
       tail_item_ += workers_;
     }
     return tail;
@@ -106,8 +108,17 @@ class ChunkCopy {
     HISPARSE_UNROLL
     for (int i = 0; i < kCount; ++i) store_cached(batch.dst[i], batch.words[i], batch.live[i]);
   }
-  __device__ __forceinline__ static void store(const Tail& tail) {
-    if constexpr (kHasTail) store_cached(tail.dst, tail.word, tail.live);
+  __device__ __forceinline__ bool locate(const Tail& tail, const unsigned char*& src,
+                                         unsigned char*& dst) const {
+    return tail.item < count_ && items_.locate(tail.item, Items::kTailAt, src, dst);
+  }
+  __device__ __forceinline__ void store(const Tail& tail) const {
+    if constexpr (kHasTail) {
+      const unsigned char* src;
+      unsigned char* dst = nullptr;
+      const bool live = locate(tail, src, dst);
+      store_cached(dst, tail.word, live);
+    }
   }
 
   template <int kBytes>
@@ -132,7 +143,8 @@ class ChunkCopy {
     uint32_t fullest = 0;
     HISPARSE_UNROLL
     for (int each = kInFlight; each >= kFewestPerRound; --each) {
-      const uint32_t in_last_round = (left - 1) % (16 * each);
+      const uint32_t not_in_next = each > kNextInFlight ? each - kNextInFlight : 0;
+      const uint32_t in_last_round = (left + 16 * not_in_next - 1) % (16 * each);
       if (in_last_round > fullest) {
         fullest = in_last_round;
         best = each;

@@ -22,12 +22,11 @@ class TileCopy {
       if (count_ == 1) return copy_one();
     }
     Word<8> tail{};
-    unsigned char* tail_dst = nullptr;
-    bool has_tail = false;
     if constexpr (kHasTail) {  // each lane that of one part, in flight with the words
       const unsigned char* src = nullptr;
-      has_tail = lane_ < count_ && items_.locate(lane_, Items::kTailAt, src, tail_dst);
-      load_streaming(tail, src, has_tail);
+      unsigned char* dst;
+      const bool is_there = locate_tail(src, dst);
+      load_streaming(tail, src, is_there);
     }
     uint32_t bits = kHasTail ? 0 : static_cast<uint32_t>(shape_.part_bytes);
     if (lane_ < count_) {
@@ -45,14 +44,23 @@ class TileCopy {
     } else {
       run<1>(shape_.words[3]);
     }
-    if constexpr (kHasTail) store_cached(tail_dst, tail, has_tail);
+    if constexpr (kHasTail) {
+      const unsigned char* src;
+      unsigned char* dst = nullptr;
+      const bool is_there = locate_tail(src, dst);  // again: kept, the address would take a load's registers
+      store_cached(dst, tail, is_there);
+    }
   }
 
  private:
   static constexpr bool kHasTail = Items::kTailAt != kNoTail;  // 8 bytes that lie apart
   static constexpr int kInFlight = kHasTail ? 4 : 6;           // a tail takes registers too
-  static constexpr int kFew = kHasTail ? 2 : 4;
+  static constexpr int kFew = kHasTail ? 3 : 4;
   static constexpr int kOfOne = 4, kFewOfOne = 2;  // of a tile of one part
+
+  __device__ __forceinline__ bool locate_tail(const unsigned char*& src, unsigned char*& dst) const {
+    return lane_ < count_ && items_.locate(lane_, Items::kTailAt, src, dst);
+  }
 
   template <int kBytes>
   __device__ __forceinline__ void run(const CopyShape& shape) const {
@@ -65,8 +73,16 @@ class TileCopy {
     // copy of few items waits for.
     int32_t steps = (count_ * shape.words_per_item + kWarpSize - 1) / kWarpSize;
     HISPARSE_NO_UNROLL
-    for (; steps > kFew; steps -= kInFlight) copy_words<kBytes, kInFlight>(place, shape);
-    if (steps > 0) copy_words<kBytes, kFew>(place, shape);
+    while (steps > 0) {
+      // Two rounds of few words rather than one of many and a rest.
+      if (steps > kInFlight ? steps <= 2 * kFew : steps <= kFew) {
+        copy_words<kBytes, kFew>(place, shape);
+        steps -= kFew;
+      } else {
+        copy_words<kBytes, kInFlight>(place, shape);
+        steps -= kInFlight;
+      }
+    }
   }
 
   struct Place {

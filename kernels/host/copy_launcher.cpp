@@ -12,6 +12,10 @@ uint32_t items_per_tile(int64_t item_bytes, const DeviceInfo& info) {
   return static_cast<uint32_t>(std::clamp<int64_t>(kTileBytes / item_bytes, 1, info.warp_size));
 }
 
+// Warps of a planned copy that are at work in one block. A block of more takes longer to begin than they
+// save: with 32 warps, 410 items take 1 to 2 % longer on an H200, 200 items 5 %.
+constexpr int64_t kPlannedWarps = 16;
+
 // A block of this shape, which has to fit in what one block can have.
 LaunchShape block_of(int64_t block_size, int64_t (*shared_bytes_of)(int64_t threads), const DeviceInfo& info,
                      Device device) {
@@ -36,7 +40,9 @@ void launch(PlannedCopyCall& call) {
   PlannedCopyParams& params = call.params;
   Runtime& runtime = runtime_of(call.device.kind);
   const DeviceInfo& info = runtime.device(call.device.index);
-  LaunchShape shape = block_of(call.block_size, &PlannedCopyParams::shared_bytes, info, call.device);
+  check_block_size(call.block_size, info, call.device);
+  const int64_t threads = std::min(call.block_size, kPlannedWarps * info.warp_size);
+  LaunchShape shape = block_of(threads, &PlannedCopyParams::shared_bytes, info, call.device);
   resolve(params.host_cache.base, call.host_cache, runtime, call.device);
   if (params.batch == 0) return;
 
@@ -44,7 +50,7 @@ void launch(PlannedCopyCall& call) {
   params.shape = TileShape::make(static_cast<int32_t>(call.item_size_bytes), info.warp_size,
                                  call.is_dsv4 ? Dsv4Layout::kScaleBytes : 0);
   params.items_per_tile = items_per_tile(call.item_size_bytes, info);
-  params.rows_per_group = static_cast<int32_t>(divide_up(params.batch, call.block_size));
+  params.rows_per_group = static_cast<int32_t>(divide_up(params.batch, threads));
   params.groups = static_cast<uint32_t>(divide_up(params.batch, params.rows_per_group));
   for (uint32_t step = 1; step < params.groups; step *= 2) params.largest_step = step;
   runtime.launch(call.is_dsv4 ? KernelId::kCopyPlannedDsv4 : KernelId::kCopyPlanned, &params, sizeof(params),
