@@ -114,7 +114,7 @@ def test_two_links(cpu_as_gpu, monkeypatch, tmp_path, capsys):
 
 def test_the_relatives(cpu_as_gpu, monkeypatch, tmp_path):
     for name, value in {
-        "HOT": 128,
+        "HOT_BUFFERS": (128, 192),
         "BLOCK_TOKENS": 16,
         "SEQ_LEN": 1000,
         "ROUNDS": 2,
@@ -131,10 +131,15 @@ def test_the_relatives(cpu_as_gpu, monkeypatch, tmp_path):
     assert run_script(monkeypatch, "bench_family.py", "--quick", *where) == 0
     written = json.loads(out.read_text())
     assert written.pop("device") == "a GPU"
-    assert [(row["op"], row["batch"], row["miss_rate"]) for row in written["swap_in"]] == [
-        (op, batch, rate) for batch in (1, 100) for rate in (0.2, 0.0) for op in ("dsv4", "blocks")
+    assert [(row["op"], row["hot_buffer_size"], row["batch"], row["miss_rate"]) for row in written["swap_in"]] == [
+        (op, hot, batch, rate)
+        for hot in (128, 192)
+        for batch in (1, 100)
+        for rate in (0.2, 0.0)
+        for op in ("dsv4", "blocks")
     ]
-    assert all(row["floor_us"] > 0 for row in written["swap_in"] if row["miss_rate"])
+    for row in written["swap_in"]:
+        assert not row["miss_rate"] or row["over_floor_us"] == row["us"] - row["floor_us"]
     assert [(row["batch"], row["misses"]) for row in written["planned"]] == [(3, 2)] * 6 + [(1, 13)] * 6
     assert {row["item"] for row in written["planned"]} == {8, 512, 576, 584, 656, 1152}
     assert all({"us", "peer_us", "floor_us", "over_floor"} <= row.keys() for row in written["planned"])

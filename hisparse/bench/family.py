@@ -8,6 +8,7 @@ that of a call in a graph, with the reset of the tables taken off; those of one 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 from collections.abc import Callable
@@ -21,7 +22,7 @@ import hisparse
 from .timing import capture
 
 TOP_K = 2048
-HOT = 4096
+HOT_BUFFERS = (4096, 8192)
 BLOCK_TOKENS = 64
 SEQ_LEN = 32768
 PAGE_SIZE = 64
@@ -30,7 +31,7 @@ VARIANTS = 2  # different entries per row, so that no host line is read twice in
 DSV4_ITEM, DSV4_PAGE, DSV4_PAGE_TOKENS = 584, 37_440, 64
 COPY_BLOCKS = (4, 16, 32, 66, 132, 264, 528)
 PLANNED_BLOCKS = 16
-PLANNED_CASES = ((100, 2), (1, 410), (4, 410), (10, 410), (24, 410))  # rows and misses of each
+PLANNED_CASES = ((100, 2), (1, 410), (2, 410), (4, 410), (10, 410), (24, 410))  # rows and misses of each
 OVERLAP_CASE = (24, 410)
 PRODUCT_SIZE = 4096
 ROUNDS = 40
@@ -71,7 +72,7 @@ def times_of(calls: dict[str, Callable[[int], None]], prepare: Callable[[], None
 class State:
     """Shuffled tables of ``batch`` requests whose rows ask for whole blocks, ``misses`` tokens of which are absent."""
 
-    def __init__(self, batch: int, misses: int) -> None:
+    def __init__(self, batch: int, misses: int, hot: int) -> None:
         import torch
 
         generator = torch.Generator("cuda").manual_seed(7)
@@ -79,8 +80,8 @@ class State:
         def orders(rows: int, count: int) -> Any:
             return torch.rand(rows, count, generator=generator, device="cuda").argsort(dim=1)
 
-        self.batch, self.misses = batch, misses
-        width, per_row = HOT + PAGE_SIZE, TOP_K // BLOCK_TOKENS
+        self.batch, self.misses, self.hot = batch, misses, hot
+        width, per_row = hot + PAGE_SIZE, TOP_K // BLOCK_TOKENS
         chosen = orders(batch, (SEQ_LEN - 1) // BLOCK_TOKENS)
         blocks = chosen[:, : VARIANTS * per_row].view(batch, VARIANTS, per_row)
         tokens = (blocks[..., None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS, device="cuda")).view(
@@ -88,10 +89,10 @@ class State:
         )
         mixed = tokens.gather(2, orders(batch * VARIANTS, TOP_K).view(batch, VARIANTS, -1))
         others = chosen[:, VARIANTS * per_row :, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS, device="cuda")
-        held = torch.cat([mixed[..., misses:].flatten(1), others.flatten(1)], 1)[:, :HOT]
-        held = held.gather(1, orders(batch, HOT))
+        held = torch.cat([mixed[..., misses:].flatten(1), others.flatten(1)], 1)[:, :hot]
+        held = held.gather(1, orders(batch, hot))
         self.fresh_tokens = torch.nn.functional.pad(held, (0, PAGE_SIZE), value=-1).int()
-        self.fresh_lru = orders(batch, HOT).short()
+        self.fresh_lru = orders(batch, hot).short()
         self.tokens, self.lru = self.fresh_tokens.clone(), self.fresh_lru.clone()
         self.blocks = blocks.transpose(0, 1).int().contiguous()
         self.top_k = mixed.gather(2, orders(batch * VARIANTS, TOP_K).view(batch, VARIANTS, -1))
@@ -118,7 +119,7 @@ class State:
             "req_pool_indices": self.requests,
             "seq_lens": self.seq_lens,
             "lru_slots": self.lru,
-            "hot_buffer_size": HOT,
+            "hot_buffer_size": self.hot,
             "page_size": PAGE_SIZE,
             "num_real_reqs": self.real_reqs,
         }
@@ -142,12 +143,12 @@ class State:
 class Pools:
     """Items on both sides, of up to ``largest`` bytes, for tables of ``batch`` requests."""
 
-    def __init__(self, batch: int, largest: int = 1152) -> None:
+    def __init__(self, batch: int, hot: int, largest: int = 1152) -> None:
         import torch
 
         self.host = torch.empty(HOST_ITEMS * largest, dtype=torch.uint8, pin_memory=True)
         self.host.view(torch.int32).random_()
-        self.slots = batch * (HOT + PAGE_SIZE)
+        self.slots = batch * (hot + PAGE_SIZE)
         self.device = torch.zeros((self.slots + DSV4_PAGE_TOKENS) * largest, dtype=torch.uint8, device="cuda")
 
     def of(self, item: int) -> dict[str, Any]:
@@ -203,8 +204,8 @@ class Pools:
             **plan, **pools, num_real_reqs=real_reqs, item_size_bytes=item, is_dsv4_layout=is_dsv4, **options
         )
 
-    def floor(self, plans: list[dict[str, Any]], item: int) -> tuple[float, int]:
-        """The plain copy of the same items, in rows, with the best number of blocks."""
+    def floor(self, plans: list[dict[str, Any]], item: int) -> tuple[Callable[[int], None], int]:
+        """The plain copy of the same items, in rows, and the number of blocks that is best for it."""
         import torch
 
         listed = []
@@ -217,47 +218,49 @@ class Pools:
             hisparse.copy_items(*pools.values(), *listed[i], item, blocks=blocks)
 
         times = times_of({str(blocks): partial(copy, blocks=blocks) for blocks in COPY_BLOCKS})
-        best = min(times, key=lambda blocks: times[blocks])
-        return times[best], int(best)
+        best = int(min(times, key=lambda blocks: times[blocks]))
+        return partial(copy, blocks=best), best
 
 
 def swap_in_rows(peer: ModuleType | None, batches: tuple[int, ...], rates: tuple[float, ...]) -> list[dict[str, Any]]:
     """DSv4 beside the plain op at 584 bytes; blocks with keys and values of 512 bytes beside the plain op at 1024."""
-    pools, rows = Pools(max(batches)), []
-    for batch in batches:
-        for rate in rates:
-            state = State(batch, round(TOP_K * rate))
-            plans = [state.plan(i, pools) for i in range(VARIANTS)]
-            calls: dict[str, dict[str, Callable[[int], None]]] = {
-                "dsv4": {
-                    "us": partial(pools.swap_in_pages, state),
-                    "plain_us": partial(pools.swap_in, state, item=DSV4_ITEM),
-                },
-                "blocks": {
-                    "us": partial(pools.swap_in_blocks, state, item=512),
-                    "plain_us": partial(pools.swap_in, state, item=1024),
-                },
-            }
-            if peer is not None:
-                calls["dsv4"]["peer_us"] = partial(pools.swap_in_pages, state, module=peer, block_size=1024)
-                calls["blocks"]["peer_us"] = partial(
-                    pools.swap_in_blocks, state, item=512, module=peer, block_size=1024
-                )
-            for op, named in calls.items():
-                bytes_per_miss = DSV4_ITEM if op == "dsv4" else 1024
-                row: dict[str, Any] = {"op": op, "batch": batch, "miss_rate": rate, "bytes_per_miss": bytes_per_miss}
-                row |= times_of(named, state.reset)
-                row["floor_us"], row["floor_blocks"] = pools.floor(plans, bytes_per_miss) if state.misses else (0.0, 0)
-                rows.append(row)
-                print(row, flush=True)
+    pools, rows = Pools(max(batches), max(HOT_BUFFERS)), []
+    for hot, batch, rate in itertools.product(HOT_BUFFERS, batches, rates):
+        state = State(batch, round(TOP_K * rate), hot)
+        plans = [state.plan(i, pools) for i in range(VARIANTS)]
+        calls: dict[str, dict[str, Callable[[int], None]]] = {
+            "dsv4": {
+                "us": partial(pools.swap_in_pages, state),
+                "plain_us": partial(pools.swap_in, state, item=DSV4_ITEM),
+            },
+            "blocks": {
+                "us": partial(pools.swap_in_blocks, state, item=512),
+                "plain_us": partial(pools.swap_in, state, item=1024),
+            },
+        }
+        if peer is not None:
+            calls["dsv4"]["peer_us"] = partial(pools.swap_in_pages, state, module=peer, block_size=1024)
+            calls["blocks"]["peer_us"] = partial(pools.swap_in_blocks, state, item=512, module=peer, block_size=1024)
+        for op, named in calls.items():
+            bytes_per_miss = DSV4_ITEM if op == "dsv4" else 1024
+            row: dict[str, Any] = {"op": op, "hot_buffer_size": hot, "batch": batch, "miss_rate": rate}
+            row["bytes_per_miss"] = bytes_per_miss
+            if state.misses:
+                named["floor_us"], row["floor_blocks"] = pools.floor(plans, bytes_per_miss)
+            row |= times_of(named, state.reset)
+            if state.misses:
+                row["over_floor_us"] = row["us"] - row["floor_us"]
+            rows.append(row)
+            print(row, flush=True)
     return rows
 
 
 def planned_rows(peer: ModuleType | None) -> list[dict[str, Any]]:
     """100 rows with 2 misses each, and few rows with 20 % misses, with 16 blocks."""
-    pools, rows = Pools(max(batch for batch, _ in PLANNED_CASES)), []
+    hot = HOT_BUFFERS[0]
+    pools, rows = Pools(max(batch for batch, _ in PLANNED_CASES), hot), []
     for batch, misses in PLANNED_CASES:
-        state = State(batch, misses)
+        state = State(batch, misses, hot)
         plans = [state.plan(i, pools) for i in range(VARIANTS)]
 
         def call(i: int, **options: Any) -> None:
@@ -268,8 +271,8 @@ def planned_rows(peer: ModuleType | None) -> list[dict[str, Any]]:
             if peer is not None:
                 named["peer_us"] = partial(call, item=item, module=peer)
             row: dict[str, Any] = {"batch": batch, "misses": misses, "item": item, "blocks": PLANNED_BLOCKS}
+            named["floor_us"], row["floor_blocks"] = pools.floor(plans, item)
             row |= times_of(named)
-            row["floor_us"], row["floor_blocks"] = pools.floor(plans, item)
             row["over_floor"] = row["us"] / row["floor_us"]
             rows.append(row)
             print(row, flush=True)
@@ -281,7 +284,8 @@ def overlap_rows() -> list[dict[str, Any]]:
     import torch
 
     batch, misses = OVERLAP_CASE
-    pools, state, item, size = Pools(batch), State(batch, misses), 512, PRODUCT_SIZE
+    hot, item, size = HOT_BUFFERS[0], 512, PRODUCT_SIZE
+    pools, state = Pools(batch, hot), State(batch, misses, hot)
     plan = state.plan(0, pools)
     left, right = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     result = torch.empty_like(left)
