@@ -22,6 +22,7 @@ HIP, CUDA = "kernels/hip/primitives.h", "kernels/cuda/primitives.cuh"
 
 # What has to notice: test files, the likeliest first, or an architecture whose code breaks a rule of the ISA gate.
 FUZZING = ("test_fuzz.py",)
+PLANNED_TESTS = ("test_planned_copy.py", *FUZZING)
 LAYOUT_TESTS = next(path.name for path in (ROOT / "tests").glob("test_*layouts.py"))
 SWAP_IN_TESTS = (*FUZZING, "test_swap_in.py", "test_swap_in_sizes.py", "test_field_cases.py")
 SAFETY_TESTS = ("test_swap_in_safety.py", *FUZZING)
@@ -290,30 +291,47 @@ BY_HAND = [
         PLANNED,
         "if (first + i < real_rows) of_group += of_row;",
         "of_group += of_row;",
-        FUZZING,
-    ),
-    Mutation(
-        "planned copy: one row checked for none",
-        PLANNED,
-        "count = real_rows > 0 ? rows.clamped(only) : 0;",
-        "count = rows.clamped(only);",
-        FUZZING,
+        PLANNED_TESTS,
     ),
     Mutation(
         "planned copy: next row's place",
         PLANNED,
         "if (later > item) continue;",
         "if (later >= item) continue;",
-        FUZZING,
+        PLANNED_TESTS,
+    ),
+    Mutation(
+        "planned copy: padding of few rows",
+        PLANNED,
+        "row < real_rows && place < of_row",
+        "place < of_row",
+        PLANNED_TESTS,
+    ),
+    Mutation(
+        "planned copy: a place past the last warp",
+        PLANNED,
+        "if (place >= share_.warps()) place -= share_.warps();",
+        "",
+        PLANNED_TESTS,
+    ),
+    Mutation(
+        "planned copy: a list with gaps", PLANNED, "locs_[vote.before] = found;", "locs_[lane] = found;", PLANNED_TESTS
+    ),
+    Mutation(
+        "planned copy: fewer lanes than entries",
+        "kernels/host/copy_launcher.cpp",
+        "params.log2_lanes_per_row < entries)",
+        "params.log2_lanes_per_row < entries / 2)",
+        PLANNED_TESTS,
     ),
     Mutation(
         "planned copy: count past the plan",
         PLANNED,
         "count < p_.plan_width ? count : p_.plan_width",
         "count",
-        ("test_planned_copy.py",),
+        PLANNED_TESTS,
     ),
-    Mutation("planned copy: no check for -1", PLANNED, "locs.dst >= 0 &&", "true &&", ("test_planned_copy.py",)),
+    Mutation("planned copy: no check for -1", PLANNED, "locs.dst >= 0 &&", "true &&", PLANNED_TESTS),
     Mutation(
         "translation: past the mapping",
         COMMON + "translate.cuh",

@@ -119,6 +119,16 @@ def test_more_items_than_a_tile_for_each_warp(place, rng):
     check_plan(place, *plan_case(rng, [300, 290, 1], width=300, item_size_bytes=8), num_blocks=1, block_size=64)
 
 
+@pytest.mark.parametrize("width", [1, 6, 31, 64, 65, 300])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 8])
+def test_few_rows(sweep_place, rng, batch, width):
+    """With more and fewer lanes of a warp than a row has entries for it, full rows and empty ones among them."""
+    for num_blocks, block_size in ((1, 64), (2, 64), (3, 192), (16, 128), (5, 1024)):
+        counts = rng.choice([0, 1, width // 2, width - 1, width, width + 1], batch)
+        arrays, sizes = plan_case(rng, counts, width, 16, num_real_reqs=int(rng.integers(1, batch + 2)))
+        check_plan(sweep_place, arrays, sizes, num_blocks=num_blocks, block_size=block_size)
+
+
 def test_skip_io_copies_nothing(place, rng):
     arrays, sizes = plan_case(rng, [3, 8])
     assert changed_rows(arrays, check_plan(place, arrays, sizes, skip_io=True)) == 0

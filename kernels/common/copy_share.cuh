@@ -35,6 +35,8 @@ class WarpShare {
       : warp_(static_cast<uint32_t>(thread_index() / kWarpSize * grid_size() + block_index())),
         warps_(static_cast<uint32_t>(block_size() / kWarpSize * grid_size())) {}
 
+  __device__ __forceinline__ uint32_t warp() const { return warp_; }
+  __device__ __forceinline__ uint32_t warps() const { return warps_; }
   __device__ __forceinline__ uint32_t item(uint32_t number) const { return warp_ + number * warps_; }
   __device__ __forceinline__ uint32_t count_of(uint32_t items) const {
     uint32_t count = items > warp_ ? 1 : 0;
@@ -47,29 +49,26 @@ class WarpShare {
   const uint32_t warp_, warps_;
 };
 
-// Copies the first `count` items of a share. rows.find(item) is where an item comes from and goes to, which
-// rows.is_copied() then looks at; `first` is that of the lane's item in the first tile. The block's shared
-// memory from `tiles` on holds an entry per thread.
+// Copies `count` items of a warp. rows.tile(done, left) lists `left` of them, those after the first `done`,
+// in shared memory, with a negative loc where there is nothing to copy.
 template <template <class> class Copy, class Layout, class Rows>
-__device__ __forceinline__ void copy_share(const WarpShare& share, uint32_t count,
-                                           const unsigned char* src_pool, unsigned char* dst_pool,
-                                           TileLocs* tiles, uint32_t items_per_tile, const TileShape& shape,
-                                           TileLocs first, const Rows& rows) {
-  const int lane = thread_index() % kWarpSize;
-  TileLocs* const locs = tiles + (thread_index() - lane);
-  const TileItems<Layout> items{src_pool, dst_pool, locs, shape.part_bytes};
+__device__ __forceinline__ void copy_share(uint32_t count, const unsigned char* src_pool,
+                                           unsigned char* dst_pool, uint32_t items_per_tile,
+                                           const TileShape& shape, const Rows& rows) {
   HISPARSE_NO_UNROLL
   for (uint32_t done = 0; done < count; done += items_per_tile) {
     const uint32_t left = count - done < items_per_tile ? count - done : items_per_tile;
-    if (done > 0 && static_cast<uint32_t>(lane) < left)
-      first = rows.find(share.item(done + static_cast<uint32_t>(lane)));
-    locs[lane] = rows.is_copied(first) ? first : TileLocs{-1, -1};
-    warp_barrier();
+    const TileItems<Layout> items{src_pool, dst_pool, rows.tile(done, left), shape.part_bytes};
     Copy<TileItems<Layout>> copy(items, static_cast<int32_t>(left), shape);
-    copy.start(lane, kWarpSize);
+    copy.start(thread_index() % kWarpSize, kWarpSize);
     copy.finish();
     warp_barrier();
   }
+}
+
+// The part of a warp in shared memory that holds a TileLocs for each thread.
+__device__ __forceinline__ TileLocs* locs_of_warp() {
+  return reinterpret_cast<TileLocs*>(shared_memory()) + thread_index() / kWarpSize * kWarpSize;
 }
 
 }  // namespace hisparse::HISPARSE_TARGET

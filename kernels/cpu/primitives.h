@@ -45,6 +45,13 @@ inline uint32_t warp_sum(uint32_t value, const char* file = __builtin_FILE(), in
 inline bool warp_any(bool value, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   return warp_sum(value, file, line) > 0;
 }
+// Of a vote of the lanes of a warp: how many before this one say yes, and how many of all.
+struct WarpVote {
+  uint32_t before, all;
+};
+inline WarpVote warp_vote(bool value, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  return {warp_inclusive_sum(value, file, line) - value, warp_sum(value, file, line)};
+}
 inline int population_count(uint32_t bits) { return __builtin_popcount(bits); }
 // The smaller of the lower halves, and of the upper ones.
 inline uint32_t min_of_halves(uint32_t a, uint32_t b) {

@@ -42,6 +42,16 @@ __device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value) {
 __device__ __forceinline__ uint32_t warp_sum(uint32_t value) { return __reduce_add_sync(kAllLanes, value); }
 
 __device__ __forceinline__ bool warp_any(bool value) { return __any_sync(kAllLanes, value); }
+// Of a vote of the lanes of a warp: how many before this one say yes, and how many of all.
+struct WarpVote {
+  uint32_t before, all;
+};
+__device__ __forceinline__ WarpVote warp_vote(bool value) {
+  const uint32_t lanes = __ballot_sync(kAllLanes, value);
+  uint32_t before;
+  asm("mov.u32 %0, %%lanemask_lt;" : "=r"(before));
+  return {static_cast<uint32_t>(__popc(lanes & before)), static_cast<uint32_t>(__popc(lanes))};
+}
 __device__ __forceinline__ int population_count(uint32_t bits) { return __popc(bits); }
 // The smaller of the lower halves, and of the upper ones.
 __device__ __forceinline__ uint32_t min_of_halves(uint32_t a, uint32_t b) { return __vminu2(a, b); }

@@ -54,6 +54,15 @@ __device__ __forceinline__ uint32_t warp_sum(uint32_t value) {
 }
 
 __device__ __forceinline__ bool warp_any(bool value) { return __any(value); }
+// Of a vote of the lanes of a warp: how many before this one say yes, and how many of all.
+struct WarpVote {
+  uint32_t before, all;
+};
+__device__ __forceinline__ WarpVote warp_vote(bool value) {
+  const uint64_t lanes = __ballot(value);
+  const uint64_t before = (uint64_t{1} << thread_index() % kWarpSize) - 1;
+  return {static_cast<uint32_t>(__popcll(lanes & before)), static_cast<uint32_t>(__popcll(lanes))};
+}
 __device__ __forceinline__ int population_count(uint32_t bits) { return __popc(bits); }
 // The smaller of the lower halves, and of the upper ones.
 __device__ __forceinline__ uint32_t min_of_halves(uint32_t a, uint32_t b) {
