@@ -16,7 +16,7 @@ if torch is None:
 
 from torch.overrides import TorchFunctionMode
 
-from hisparse.bench import family, links, state
+from hisparse.bench import family, links, state, timing
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -76,8 +76,9 @@ def cpu_as_gpu(monkeypatch):
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch, "Generator", lambda device: Generator("cpu"))
-    for module in (family, links):
+    for module in (timing, links):
         monkeypatch.setattr(module, "capture", Graph)
+    monkeypatch.setattr(timing, "ROUNDS", (2, 2))
     for module in (links, state, family):
         monkeypatch.setattr(module, "HOST_ITEMS", 1 << 13)
         monkeypatch.setattr(module, "TOP_K", 64)
@@ -117,7 +118,6 @@ def test_the_relatives(cpu_as_gpu, monkeypatch, tmp_path):
         "HOT_BUFFERS": (128, 192),
         "BLOCK_TOKENS": 16,
         "SEQ_LEN": 1000,
-        "ROUNDS": 2,
         "COPY_BLOCKS": (1, 4),
         "PLANNED_CASES": ((3, 2), (1, 13)),
         "OVERLAP_CASE": (2, 13),

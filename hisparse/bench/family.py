@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import hisparse
 
-from .timing import capture
+from .timing import time_together, warm_up
 
 TOP_K = 2048
 HOT_BUFFERS = (4096, 8192)
@@ -34,39 +33,11 @@ PLANNED_BLOCKS = 16
 PLANNED_CASES = ((100, 2), (1, 410), (2, 410), (4, 410), (10, 410), (24, 410))  # rows and misses of each
 OVERLAP_CASE = (24, 410)
 PRODUCT_SIZE = 4096
-ROUNDS = 40
 
 
 def times_of(calls: dict[str, Callable[[int], None]], prepare: Callable[[], None] | None = None) -> dict[str, float]:
     """Median microseconds of call(i), i < VARIANTS, each after prepare()."""
-    import torch
-
-    def work(call: Callable[[int], None] | None) -> None:
-        for i in range(VARIANTS):
-            if prepare is not None:
-                prepare()
-            if call is not None:
-                call(i)
-
-    def event() -> Any:
-        return torch.cuda.Event(enable_timing=True)
-
-    graphs = [capture(partial(work, call)) for call in calls.values()]
-    if prepare is not None:
-        graphs.append(capture(partial(work, None)))
-    marks = [[(event(), event()) for _ in graphs] for _ in range(ROUNDS)]
-    for round_marks in marks:
-        for graph, (start, end) in zip(graphs, round_marks, strict=True):
-            start.record()
-            graph.replay()
-            end.record()
-    torch.cuda.synchronize()
-    medians = [
-        statistics.median(round_marks[i][0].elapsed_time(round_marks[i][1]) * 1e3 for round_marks in marks)
-        for i in range(len(graphs))
-    ]
-    base = medians.pop() if prepare is not None else 0.0
-    return {name: (median - base) / VARIANTS for name, median in zip(calls, medians, strict=True)}
+    return {name: time.median for name, time in time_together(calls, VARIANTS, prepare).items()}
 
 
 class State:
@@ -337,6 +308,7 @@ def run(options: argparse.Namespace) -> int:
         "planned": lambda: planned_rows(peer),
         "overlap": overlap_rows,
     }
+    warm_up()
     results = {part: parts[part]() for part in options.parts.split(",")}
     if options.out:
         options.out.write_text(json.dumps({"device": torch.cuda.get_device_name(), **results}, indent=1) + "\n")

@@ -12,7 +12,7 @@ from typing import Any
 import hisparse
 from hisparse import kvcacheio
 
-from .timing import Time, device, time_together
+from .timing import Time, device, time_together, warm_up
 
 ITEM_SIZES = (512, 576, 656, 1152, 4096)
 ITEMS = (65536, 256)
@@ -155,6 +155,7 @@ def measure(
 ) -> Iterator[Row]:
     """Measures the cases on the current device, one row each. ``peer`` is a module with the same function names."""
     pools = Pools(cases)
+    warm_up()
     ceilings: dict[tuple[str, int], float] = {}
     for case in progress(cases):
         key = (case.direction, case.item_size_bytes)

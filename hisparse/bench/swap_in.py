@@ -12,7 +12,7 @@ from typing import Any
 import hisparse
 
 from .state import HOST_ITEMS, PAGE_SIZE, TOP_K, VARIANTS, State
-from .timing import Time, device, time_together
+from .timing import Time, device, time_together, warm_up
 
 HOT_BUFFERS = (4096, 6144, 8192)
 ITEM_SIZES = (512, 576, 656, 1024, 1152)
@@ -186,4 +186,5 @@ def measure(
 ) -> Iterator[Row]:
     """Measures the cases on the current device, one row each. ``peer`` is a module with the same function names."""
     bench = Bench(cases, peer)
+    warm_up()
     yield from map(bench.measure, progress(cases))

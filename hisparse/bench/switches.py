@@ -16,7 +16,7 @@ from .timing import device, time_together
 
 MISS_RATE = 0.2
 BATCHES = (1, 24)
-COPY_BLOCKS = (4, 16, 132)
+COPY_BLOCKS = (4, 16, 24, 132, 528)
 BLOCKS_PER_REQUEST = (1, 2, 4, 8, 16)
 HOT_BUFFER = 4096
 
@@ -92,7 +92,8 @@ def measure(item_sizes: Iterable[int], progress: Callable[[list[Any]], Iterable[
         def swap_in(i: int, state: Any = state, ends: Any = ends, item: int = item, **options: Any) -> None:
             hisparse.load_cache_to_device_buffer_mla(**state.arguments(i, *ends, item), **options)
 
-        calls = {"shipped": swap_in, "no wide words": _without("wide words", swap_in)}
+        calls = {"shipped": swap_in, "no copy": partial(swap_in, skip_io=True)}
+        calls["no wide words"] = _without("wide words", swap_in)
         for blocks in BLOCKS_PER_REQUEST:
             calls[f"{blocks} blocks per request"] = partial(swap_in, blocks_per_request=blocks)
         rows += _rows("swap-in", count, item, None, calls, prepare=state.reset)

@@ -54,7 +54,7 @@ class TileCopy {
 
  private:
   static constexpr bool kHasTail = Items::kTailAt != kNoTail;  // 8 bytes that lie apart
-  static constexpr int kInFlight = kHasTail ? 4 : 6;           // a tail takes registers too
+  static constexpr int kInFlight = kHasTail ? 5 : 6;           // a tail takes registers too
   static constexpr int kFew = kHasTail ? 3 : 4;
   static constexpr int kOfOne = 4, kFewOfOne = 2;  // of a tile of one part
 
@@ -72,17 +72,12 @@ class TileCopy {
     // What is left of a tile takes fewer instructions where it is few words: their issue is most of what a
     // copy of few items waits for.
     int32_t steps = (count_ * shape.words_per_item + kWarpSize - 1) / kWarpSize;
+    // Two rounds of few words rather than one of many and a rest.
     HISPARSE_NO_UNROLL
-    while (steps > 0) {
-      // Two rounds of few words rather than one of many and a rest.
-      if (steps > kInFlight ? steps <= 2 * kFew : steps <= kFew) {
-        copy_words<kBytes, kFew>(place, shape);
-        steps -= kFew;
-      } else {
-        copy_words<kBytes, kInFlight>(place, shape);
-        steps -= kInFlight;
-      }
-    }
+    for (; steps > 2 * kFew || (steps > kFew && steps <= kInFlight); steps -= kInFlight)
+      copy_words<kBytes, kInFlight>(place, shape);
+    HISPARSE_NO_UNROLL
+    for (; steps > 0; steps -= kFew) copy_words<kBytes, kFew>(place, shape);
   }
 
   struct Place {
