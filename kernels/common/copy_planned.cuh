@@ -36,8 +36,7 @@ class PlannedRows {
   __device__ __forceinline__ uint32_t list_few() const {
     const uint32_t lane = static_cast<uint32_t>(thread_index() % kWarpSize);
     const int row = static_cast<int>(lane >> p_.log2_lanes_per_row);
-    uint32_t place =
-        share_.warp() + static_cast<uint32_t>(row) * (share_.warps() / static_cast<uint32_t>(p_.batch));
+    uint32_t place = share_.warp() + static_cast<uint32_t>(row) * p_.row_shift;
     if (place >= share_.warps()) place -= share_.warps();
     place += (lane & ((1u << p_.log2_lanes_per_row) - 1)) * share_.warps();
     const int real_rows = *p_.num_real_reqs;

@@ -214,6 +214,7 @@ struct PlannedCopyParams {
   int32_t plan_width;
   int32_t are_few;  // all rows have so many lanes each in a warp that a warp has one for each of its entries
   int32_t log2_lanes_per_row;
+  uint32_t row_shift;  // of few rows, each begins so many warps before the one ahead of it
   int32_t rows_per_group;
   uint32_t groups;        // of rows, at most one per thread
   uint32_t largest_step;  // of a search among them: a power of two, at least half of them

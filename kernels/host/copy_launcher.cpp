@@ -50,9 +50,11 @@ void launch(PlannedCopyCall& call) {
   params.shape = TileShape::make(static_cast<int32_t>(call.item_size_bytes), info.warp_size,
                                  call.is_dsv4 ? Dsv4Layout::kScaleBytes : 0);
   params.items_per_tile = items_per_tile(call.item_size_bytes, info);
-  const int64_t entries = divide_up(params.plan_width, call.num_blocks * (threads / info.warp_size));
+  const int64_t warps = call.num_blocks * (threads / info.warp_size);
+  const int64_t entries = divide_up(params.plan_width, warps);
   while (int64_t{1} << params.log2_lanes_per_row < entries) ++params.log2_lanes_per_row;
   params.are_few = int64_t{params.batch} << params.log2_lanes_per_row <= info.warp_size;
+  params.row_shift = static_cast<uint32_t>(warps / params.batch);
   params.rows_per_group = static_cast<int32_t>(divide_up(params.batch, threads));
   params.groups = static_cast<uint32_t>(divide_up(params.batch, params.rows_per_group));
   for (uint32_t step = 1; step < params.groups; step *= 2) params.largest_step = step;
