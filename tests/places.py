@@ -234,3 +234,20 @@ def assert_same(actual: dict[str, Guarded], expected: dict[str, Guarded]) -> Non
 
 def _bits(array: np.ndarray) -> np.ndarray:
     return array.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "f" else array
+
+
+def assert_takes_no_device_memory(work: Callable[[], object], calls: int = 200) -> None:
+    """Free memory is the GPU's, which others may use meanwhile: one try of several that leaves it as it was is enough."""
+
+    def free() -> int:
+        torch.cuda.synchronize()
+        return torch.cuda.mem_get_info()[0]
+
+    work()
+    for _ in range(20):
+        before = free()
+        for _ in range(calls):
+            work()
+        if free() == before:
+            return
+    raise AssertionError(f"{calls} calls took {before - free()} bytes")

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from places import GpuPlace, assert_same, torch
+from places import GpuPlace, assert_same, assert_takes_no_device_memory, torch
 from swap_in_cases import SwapInCase, check, expect, make_case, random_entries, random_row, without_stale_plan
 
 import hisparse
@@ -206,12 +206,7 @@ def test_a_graph_and_a_plain_launch_at_the_same_time(rng):
 def test_calls_take_no_device_memory(rng):
     live = live_case(rng)
     live.new_contents()
-    live.launch(), torch.cuda.synchronize()
-    free, _ = torch.cuda.mem_get_info()
-    for _ in range(200):
-        live.launch(blocks_per_request=4)
-    torch.cuda.synchronize()
-    assert torch.cuda.mem_get_info()[0] == free
+    assert_takes_no_device_memory(lambda: live.launch(blocks_per_request=4))
 
 
 def test_a_batch_larger_than_any_before(rng):
