@@ -237,7 +237,7 @@ def _bits(array: np.ndarray) -> np.ndarray:
 
 
 def assert_takes_no_device_memory(work: Callable[[], object], calls: int = 200) -> None:
-    """Free memory is the GPU's, which others may use meanwhile: one try of several that leaves it as it was is enough."""
+    """Free memory is the GPU's, which others may use meanwhile: one of several tries has to leave it as it was."""
 
     def free() -> int:
         torch.cuda.synchronize()
