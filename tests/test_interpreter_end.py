@@ -285,8 +285,9 @@ def test_a_fork_while_the_end_waits():
         PYTHON_CODE
         + """
     import atexit, signal
-    begun, done = threading.Event(), threading.Event()
+    inside, begun, done = (threading.Event() for _ in range(3))
     def holds_up_the_end():
+        inside.set()
         done.wait(20)
         return 16
     def forks():
@@ -302,6 +303,7 @@ def test_a_fork_while_the_end_waits():
     threading.Thread(target=call_with_number, args=(holds_up_the_end,), daemon=True).start()
     threading.Thread(target=forks, daemon=True).start()
     atexit.register(begun.set)
+    inside.wait(20)
     """,
         "end 0\n",
     )
