@@ -138,6 +138,28 @@ def test_the_end_waits_for_python_code_in_a_call(code):
     )
 
 
+def test_a_call_inside_a_call_goes_on_while_the_end_waits():
+    ends_cleanly(
+        NUMBER
+        + """
+    import atexit
+    inside, begun = threading.Event(), threading.Event()
+    def calls():
+        inside.set()
+        begun.wait(20)
+        time.sleep(0.5)  # the end waits by now
+        call()
+        os.write(1, b"inside" + bytes([10]))
+        return 16
+    threading.Thread(target=call_with_number, args=(calls,), daemon=True).start()
+    inside.wait(20)
+    atexit.register(begun.set)
+    print("end", flush=True)
+    """,
+        "end\ninside\n",
+    )
+
+
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_every_op_in_daemon_threads(library):
     """Sizes are NumPy's integers and tensors have floats: Python code and torch are asked about them."""
