@@ -18,6 +18,7 @@ SWAP_IN, WAVE, CHUNK, TILE = (
 TRANSFER, LAYOUTS, ITEM_LAYOUTS = (COMMON + name for name in ("transfer.cuh", "layouts.h", "item_layouts.h"))
 INDEX, PLANNED = (COMMON + name for name in ("index_vector.cuh", "copy_planned.cuh"))
 CONTENT, LAUNCHER = COMMON + "content_check.cuh", "kernels/host/launcher.cpp"
+END = "kernels/host/released_gil.cpp"
 HIP, CUDA = "kernels/hip/primitives.h", "kernels/cuda/primitives.cuh"
 
 # What has to notice: test files, the likeliest first, or an architecture whose code breaks a rule of the ISA gate.
@@ -37,6 +38,7 @@ TESTS_OF_BARRIERS = {
     "copy_share.cuh": PLANNED_TESTS,
     "transfer.cuh": TRANSFER_TESTS,
 }
+END_TESTS = ("test_interpreter_end.py",)
 ERROR_TESTS = ("test_errors.py", "test_kvcacheio_errors.py", "test_bad_input.py")
 
 
@@ -388,6 +390,31 @@ BY_HAND = [
         "false && tensor.read_only()",
         ERROR_TESTS,
     ),
+    Mutation(
+        "a page's bytes overflow",
+        "kernels/host/kvcacheio_checks.cpp",
+        "if (__builtin_mul_overflow(sizes.page_size, sizes.layout_dim, &row))",
+        "if (row = static_cast<int64_t>(static_cast<uint64_t>(sizes.page_size) * sizes.layout_dim); false)",
+        ("test_security.py",),
+    ),
+    # The end of the process.
+    Mutation("the end waits for no call", END, "while (under_way > 0 &&", "while (false &&", END_TESTS),
+    Mutation(
+        "calls are counted after their checks",
+        "kernels/host/binding.cpp",
+        """    const UnderWay under_way;
+    PyObject* const all[] = {arguments.ptr()...};
+    try {
+      auto call = check(all);
+""",
+        """    PyObject* const all[] = {arguments.ptr()...};
+    try {
+      auto call = check(all);
+      const UnderWay under_way;
+""",
+        END_TESTS,
+    ),
+    Mutation("a fork's child forgets its own call", END, "under_way = depth;", "under_way = 0;", END_TESTS),
     # What the compiler makes of it.
     Mutation(
         "AMD: hint of the load removed",

@@ -124,8 +124,7 @@ def translate_padded_hisparse_locations(mapping: Tensor, locations: Tensor) -> T
     Raises:
         TypeError: An argument is no tensor or has the wrong dtype.
         ValueError: An argument has the wrong shape, strides or device.
-        RuntimeError: The target was not built, has no driver or device, or the driver reports an error. Or the
-            interpreter's end has begun, and this is a daemon thread: it could be stopped while it allocates.
+        RuntimeError: The target was not built, has no driver or device, or the driver reports an error.
     """
     return _C.translate_padded_hisparse_locations(mapping, locations, _new_like)
 

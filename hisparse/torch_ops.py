@@ -31,10 +31,12 @@ and nothing for a graph to keep.
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo  # what substitute_in_graph imports: where that fails, nothing is registered yet
 
 import hisparse
 
@@ -91,7 +93,21 @@ _TYPES = {
     "None": "()",
 }
 
-_library = torch.library.Library("hisparse", "DEF")
+
+def _library_for_good() -> torch.library.Library:
+    """A library whose operators stay at exit.
+
+    torch takes them away there, and a daemon thread that is in a call of one crashes (torch 2.13.0).
+    """
+    library = torch.library.Library("hisparse", "DEF")
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        alive = finalizer.peek()
+        if alive is not None and alive[0] is library:
+            finalizer.atexit = False
+    return library
+
+
+_library = _library_for_good()
 _dispatchers: dict[str, Callable[..., Any]] = {}
 
 

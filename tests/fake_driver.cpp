@@ -2,12 +2,14 @@
 // HIP (libamdhip64). Tests load it in the driver's place, set it up through the fake_* functions, and read
 // what was called.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../kernels/common/content_check.h"
@@ -77,7 +79,11 @@ constexpr int kKernelStep = 1000;
 void* handle(int device) { return reinterpret_cast<void*>(static_cast<intptr_t>(device) + 1); }
 int device_of(const void* handle) { return static_cast<int>(reinterpret_cast<intptr_t>(handle)) - 1; }
 
+std::string hanging;  // a function that does not come back for a while
+int hang_seconds = 0;
+
 int finish(const char* name, int code = 0) {
+  if (name == hanging) std::this_thread::sleep_for(std::chrono::seconds(hang_seconds));
   const std::lock_guard<std::mutex> lock(mutex);
   const int current = current_devices.back();
   calls.push_back({name, current});
@@ -129,6 +135,10 @@ void fake_fail_on(const char* name, int code, int device) {
   }
 }
 void fake_fail(const char* name, int code) { fake_fail_on(name, code, kEveryDevice); }
+void fake_hang(const char* name, int seconds) {
+  hang_seconds = seconds;
+  hanging = name;
+}
 void fake_setup(int device_count, int shared) {
   devices = device_count;
   shared_bytes = shared;

@@ -4,6 +4,7 @@ call works."""
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,22 @@ def test_threads_of_which_some_meet_errors(run):
         launched = sum(good for good, _ in outcomes) + sum(bad for _, bad in outcomes) + 9
         assert driver.launches == launched, (driver.launches, launched)
     """)
+
+
+@pytest.mark.parametrize("kind", ["cuda"], indirect=True)
+def test_a_driver_that_hangs_does_not_keep_the_process(run):
+    """The end waits for half a minute. A call that comes back later still is stopped where it asks for the GIL."""
+    started = time.monotonic()
+    run("""
+        import threading, time
+        class Late:
+            def __del__(self, sleep=time.sleep):
+                sleep(6)  # the call comes back while the interpreter is torn down
+        call = Call(driver)
+        call()
+        driver.library.fake_hang(b"cuLaunchKernel", 33)
+        threading.Thread(target=call, daemon=True).start()
+        time.sleep(1)
+        keep = Late()
+    """)
+    assert 36 < time.monotonic() - started < 90

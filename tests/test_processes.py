@@ -1,4 +1,4 @@
-"""Threads, forks, the end of the interpreter, other interpreters, and too little memory, on the CPU target."""
+"""Threads, forks, other interpreters, and too little memory, on the CPU target."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SETUP = """
 TESTS = Path(__file__).resolve().parent
 
 
-def run(script: str, **environment: str) -> subprocess.CompletedProcess:
-    code = textwrap.dedent(SETUP) + textwrap.dedent(script)
+def run(script: str, before: str = "", **environment: str) -> subprocess.CompletedProcess:
+    code = textwrap.dedent(before) + textwrap.dedent(SETUP) + textwrap.dedent(script)
     path = os.pathsep.join([str(Path(hisparse.__file__).parent.parent), str(TESTS)])
     variables = {**os.environ, "PYTHONPATH": path, **environment}
     return subprocess.run(
@@ -142,147 +142,6 @@ def test_multiprocessing_with_each_start_method(tmp_path):
         [sys.executable, "-W", "ignore", script], env=environment, capture_output=True, text=True, timeout=200
     )
     assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
-
-
-# The end
-
-
-@pytest.mark.parametrize("work", ["call()", "hisparse.load(8)"])
-@pytest.mark.parametrize("after", ["", "sys.exit(0)", "import atexit; atexit.register(call)"])
-def test_the_end_of_the_interpreter_with_daemon_threads_in_calls(work, after):
-    """Without the wait at exit, the interpreter stops such a thread in a destructor, and the process aborts."""
-    result = run(f"""
-        wide = np.zeros((4096, 64), np.uint8)
-        rows = np.arange(4096)
-        hisparse.load = lambda n: [hisparse.copy_items(wide, wide.copy(), rows, rows, 64) for _ in range(n)]
-        def work():
-            while True:
-                {work}
-        for _ in range(6):
-            threading.Thread(target=work, daemon=True).start()
-        time.sleep(0.2)
-        print("end", flush=True)
-        {after}
-    """)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "end\n", "")
-
-
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_the_end_of_the_interpreter_with_every_op_in_daemon_threads(library):
-    """Sizes are NumPy's integers and tensors have floats: Python code and torch are asked about them.
-
-    An op whose output its caller's library allocates, with code that the interpreter may stop, is refused.
-    """
-    if library == "torch":
-        pytest.importorskip("torch")
-    result = run(f"""
-        library = "{library}"
-        if library == "torch":
-            import torch
-        from right_calls import RIGHT_CALLS, public_ops
-
-        def given(value):
-            if isinstance(value, list) and isinstance(value[0], np.ndarray):
-                return [given(item) for item in value]
-            if type(value) is int:
-                return np.int64(value)
-            if library == "numpy" or not isinstance(value, np.ndarray):
-                return value
-            tensor = torch.from_numpy(value)
-            is_pool = tensor.dtype is torch.uint8 and tensor.ndim > 1 and tensor.shape[-1] % 2 == 0
-            return tensor.view(torch.float16) if is_pool else tensor
-
-        def work(name, op, arguments):
-            op(**arguments)
-            running.add(name)
-            try:
-                while True:
-                    op(**arguments)
-            except RuntimeError as error:
-                if name != "translate_padded_hisparse_locations" or "the interpreter's end" not in str(error):
-                    raise
-
-        running, calls = set(), []
-        sys.setswitchinterval(1e-5)
-        for name, op in public_ops().items():
-            calls.append(RIGHT_CALLS[name]())  # kept: tables of addresses do not hold what they name
-            arguments = {{key: given(value) for key, value in calls[-1].items()}}
-            for _ in range(2):
-                threading.Thread(target=work, args=(name, op, arguments), daemon=True).start()
-        deadline = time.monotonic() + 100
-        while running != set(public_ops()):
-            assert time.monotonic() < deadline, set(public_ops()) - running
-            time.sleep(0.01)
-        print("end", flush=True)
-    """)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "end\n", "")
-
-
-@pytest.mark.parametrize("library", ["numpy", "torch"])
-def test_calls_after_the_end_has_begun(library):
-    """All work in the thread that ends; in another, all but the one that allocates."""
-    if library == "torch":
-        pytest.importorskip("torch")
-    result = run(f"""
-        import atexit
-        mapping, locations, floats = np.arange(9), np.array([7, -1]), np.ones((4, 16), np.float32)
-        if "{library}" == "torch":
-            import torch
-            mapping, locations, floats = map(torch.from_numpy, (mapping, locations, floats))
-        def work():
-            call()
-            hisparse.copy_items(floats, floats, index, index, 64)
-            return hisparse.translate_padded_hisparse_locations(mapping, locations).tolist()
-        def work_beside():
-            try:
-                print(work())
-            except RuntimeError as error:
-                print(error)
-        def threads():
-            thread = threading.Thread(target=work_beside)
-            thread.start()
-            thread.join()
-        threads()
-        atexit._run_exitfuncs()
-        print(work(), flush=True)
-        threads()
-    """)
-    refusal = "translate_padded_hisparse_locations: cannot allocate an output: the interpreter's end has begun"
-    assert (result.returncode, result.stdout, result.stderr) == (0, f"[7, -1]\n[7, -1]\n{refusal}\n", "")
-
-
-def test_the_end_of_a_fork_of_a_process_in_calls():
-    """The child has none of the calls that it would have to wait for."""
-    result = run("""
-        def work():
-            while True:
-                call()
-        for _ in range(4):
-            threading.Thread(target=work, daemon=True).start()
-        start = time.monotonic()
-        for _ in range(5):
-            child = os.fork()
-            if child == 0:
-                call()
-                sys.exit(0)
-            assert os.waitpid(child, 0)[1] == 0
-        assert time.monotonic() - start < 25, time.monotonic() - start
-        print("done", flush=True)
-    """)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
-
-
-def test_calls_in_finalizers_at_the_end():
-    result = run("""
-        class Late:
-            def __del__(self, copy_items=hisparse.copy_items, src=src, dst=np.zeros((4, 16), np.uint8), index=index):
-                copy_items(src, dst, index, index, 16)
-                assert (dst == src).all()
-                print("late", flush=True)
-        call()
-        keep = Late()
-    """)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "late\n", "")
 
 
 # Other interpreters

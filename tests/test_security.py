@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 
 import numpy as np
 import pytest
 from places import GUARD_BYTES, Guarded
-from test_errors import ARGUMENTS, OPS, SIZES
+from right_calls import RIGHT_CALLS, public_ops
+from test_errors import ARGUMENTS
 
 import hisparse
 from hisparse import kvcacheio
@@ -22,18 +24,47 @@ EXTREME += [-value for value in EXTREME] + [-(2**31) - 1, -1, 0]
 REFUSALS = (ValueError, TypeError, IndexError, MemoryError)
 
 
-@pytest.mark.parametrize(("op", "size"), [(op, size) for op in OPS for size in SIZES if size in ARGUMENTS[op]()])
-def test_sizes_of_any_magnitude(op, size):
-    """Refused, or what it would be at a size that fits; in no case a write outside."""
-    for value in EXTREME:
-        arguments = ARGUMENTS[op]()
-        before = {name: array.copy() for name, array in arguments.items() if isinstance(array, np.ndarray)}
-        try:
-            OPS[op](**arguments | {size: value})
-        except REFUSALS as error:
-            assert size in str(error), error
-            for name, array in before.items():
-                assert np.array_equal(arguments[name], array), name
+# The device bounds a quota, and memory of the CPU target is reached from any device. The others may be zero.
+MAY_FIT = {"block_quota", "device_index", "layer_id", "src_starts", "dst_starts", "lengths"}
+
+
+def sizes_of(op: str) -> list[str]:
+    """The arguments that are numbers, or lists of them."""
+    parameters = inspect.signature(public_ops()[op]).parameters.values()
+    return [p.name for p in parameters if p.annotation in ("int", "int | None", "Sequence[int]")]
+
+
+@pytest.mark.parametrize("op", [op for op in RIGHT_CALLS if sizes_of(op)])
+def test_sizes_of_any_magnitude(op):
+    """Each of an op's sizes, and each two of them: refused by name, with nothing changed."""
+    for first, second in itertools.combinations_with_replacement(sizes_of(op), 2):
+        for value, other in zip(EXTREME, EXTREME if first == second else reversed(EXTREME), strict=True):
+            arguments = RIGHT_CALLS[op]()
+            before = [pool.copy() for pool in arguments.pools]
+            for name, size in ((first, value), (second, other)):
+                arguments[name] = [size] * len(arguments[name]) if isinstance(arguments[name], list) else size
+            try:
+                public_ops()[op](**arguments)
+            except REFUSALS as error:
+                names = (name.removeprefix("src_").removeprefix("dst_") for name in sizes_of(op))
+                assert any(name in str(error) for name in names), error
+                assert all(map(np.array_equal, arguments.pools, before))
+            else:
+                assert {first, second} <= MAY_FIT and min(value, other) >= 0
+                assert all(name == "block_quota" or size < 2**31 for name, size in ((first, value), (second, other)))
+
+
+def test_every_op_with_sizes_is_among_them():
+    assert {op for op in RIGHT_CALLS if not sizes_of(op)} == {
+        "translate_padded_hisparse_locations",
+        "copy_all_layer_kv_cache_cpu",
+    }
+    assert {name for op in RIGHT_CALLS for name in sizes_of(op)} == {
+        name
+        for op in RIGHT_CALLS
+        for name, value in RIGHT_CALLS[op]().items()
+        if type(value) is int or (isinstance(value, list) and type(value[0]) is int) or value is None
+    }
 
 
 POOL = np.arange(64 * 96, dtype=np.uint8).reshape(64, 96)

@@ -30,10 +30,18 @@ py::object dispatch(const char* name, Arguments... arguments) {
   return py::module_::import("hisparse.torch_ops").attr("dispatch")(name, arguments...);
 }
 
+// hisparse.ContentError holds the place of the fault, which a message alone would not.
+[[noreturn]] void raise(const ContentFault& fault) {
+  const auto type = py::module_::import("hisparse.content_check").attr("ContentError");
+  PyErr_SetObject(type.ptr(), type(fault.what(), fault.argument, fault.row, fault.column).ptr());
+  throw py::error_already_set();
+}
+
 // The GIL is released even for a GPU: a launch can wait for a driver to load, or for room in a full queue.
 template <auto check, size_t... index>
 void add_op(py::module_& module, const char* name, std::index_sequence<index...>) {
   module.def(name, [name](Argument<index>... arguments) {
+    const UnderWay under_way;
     PyObject* const all[] = {arguments.ptr()...};
     try {
       auto call = check(all);
@@ -41,8 +49,20 @@ void add_op(py::module_& module, const char* name, std::index_sequence<index...>
       launch(call);
     } catch (const DispatchedTensor&) {
       dispatch(name, arguments...);
+    } catch (const ContentFault& fault) {
+      raise(fault);
     }
   });
+}
+
+template <typename Result, typename... Arguments>
+void add_function(py::module_& module, const char* name, Result (*function)(Arguments...),
+                  const char* documentation = nullptr) {
+  const auto counted = [function](Arguments... arguments) {
+    const UnderWay under_way;
+    return function(arguments...);
+  };
+  module.def(name, counted, documentation);
 }
 
 py::object translate(py::handle mapping, py::handle locations, py::handle allocate) {
@@ -144,16 +164,6 @@ void change_cpu_options(py::object values) {
   set_cpu_options(options);
 }
 
-// hisparse.ContentError holds the place of the fault, which a message alone would not.
-void translate_content_fault(std::exception_ptr thrown) {
-  try {
-    if (thrown) std::rethrow_exception(thrown);
-  } catch (const ContentFault& fault) {
-    const auto type = py::module_::import("hisparse.content_check").attr("ContentError");
-    PyErr_SetObject(type.ptr(), type(fault.what(), fault.argument, fault.row, fault.column).ptr());
-  }
-}
-
 }  // namespace
 }  // namespace hisparse::host
 
@@ -167,7 +177,7 @@ static bool in_main_interpreter() { return PyInterpreterState_Get() == PyInterpr
 PYBIND11_MODULE(_C, module) {
   using namespace hisparse::host;
   if (!in_main_interpreter()) throw py::import_error(kOtherInterpreter);
-  wait_at_exit();
+  wait_at_the_end();
   add_op<check_swap_in>(module, "load_cache_to_device_buffer_mla",
                         std::make_index_sequence<kSwapInArguments>());
   add_op<check_dsv4_swap_in>(module, "load_cache_to_device_buffer_dsv4_mla",
@@ -178,7 +188,7 @@ PYBIND11_MODULE(_C, module) {
                              std::make_index_sequence<kPlannedCopyArguments>());
   add_op<check_layer_tokens>(module, "transfer_cache_dsv4_mla",
                              std::make_index_sequence<kLayerTokensArguments>());
-  module.def("translate_padded_hisparse_locations", &translate);
+  add_function(module, "translate_padded_hisparse_locations", &translate);
   add_op<check_copy_items>(module, "copy_items", std::make_index_sequence<kCopyItemsArguments>());
   add_transfer_ops(module, std::make_index_sequence<std::size(kTransferOps)>());
   add_op<check_direct>(module, "transfer_kv_direct", std::make_index_sequence<kDirectArguments>());
@@ -190,23 +200,24 @@ PYBIND11_MODULE(_C, module) {
                                  std::make_index_sequence<kEmbeddingRangesArguments>());
   add_op<check_layer_copy>(module, "copy_all_layer_kv_cache_cpu",
                            std::make_index_sequence<kLayerCopyArguments>());
-  module.def("get_device_accessible_ptr", [](py::handle tensor, py::handle device_index) {
-    return get_device_accessible_ptr(tensor.ptr(), device_index.ptr());
-  });
-  module.def("host_memory", &host_memory);
-  module.def("gpu_target", &gpu_target);
-  module.def("register_host_memory", &register_host_memory);
-  module.def("unregister_host_memory", &unregister_host_memory);
-  module.def("build_info", &build_info,
-             "What this build of hisparse contains: its version, targets, archs per GPU target, and the host "
-             "compiler.");
-  module.def("targets", &targets,
-             "Each target with the devices that this machine has for it, or why there are none.");
-  py::register_local_exception_translator(translate_content_fault);
-  module.def("add_content_checks", [](int count) { content_checks += count; });
-  module.def("cpu_options", &get_cpu_options);
-  module.def("set_cpu_options", &change_cpu_options);
-  module.def("leave_out", [](int part) { leave_out(static_cast<CopyPart>(part)); });
+  add_function(
+      module, "get_device_accessible_ptr", +[](py::handle tensor, py::handle device_index) {
+        return get_device_accessible_ptr(tensor.ptr(), device_index.ptr());
+      });
+  add_function(module, "host_memory", &host_memory);
+  add_function(module, "gpu_target", &gpu_target);
+  add_function(module, "register_host_memory", &register_host_memory);
+  add_function(module, "unregister_host_memory", &unregister_host_memory);
+  add_function(
+      module, "build_info", &build_info,
+      "What this build of hisparse contains: its version, targets, archs per GPU target, and the host "
+      "compiler.");
+  add_function(module, "targets", &targets,
+               "Each target with the devices that this machine has for it, or why there are none.");
+  add_function(module, "add_content_checks", +[](int count) { content_checks += count; });
+  add_function(module, "cpu_options", &get_cpu_options);
+  add_function(module, "set_cpu_options", &change_cpu_options);
+  add_function(module, "leave_out", +[](int part) { leave_out(static_cast<CopyPart>(part)); });
 }
 
 #undef PyInit__C

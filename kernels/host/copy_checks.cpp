@@ -5,7 +5,6 @@
 #include "checker.h"
 #include "checks.h"
 #include "launch_policy.h"
-#include "released_gil.h"
 
 namespace hisparse::host {
 
@@ -98,11 +97,6 @@ TranslateCall check_translation(pybind11::handle mapping_object, pybind11::handl
   Checker::addressable(locations, Access::kRead, locations.is_integer(64) ? 64 : 32);
 
   const bool is_int64 = mapping.is_integer(64) || locations.is_integer(64);
-  const UnderWay allocation;
-  if (!allocation) {
-    throw std::runtime_error(
-        "translate_padded_hisparse_locations: cannot allocate an output: the interpreter's end has begun");
-  }
   output_object =
       allocate(locations_object, (mapping.is_integer(64) ? mapping_object : locations_object).attr("dtype"));
   const TensorView output("output", output_object);

@@ -4,7 +4,6 @@
 #include <unordered_map>
 
 #include "arguments.h"
-#include "released_gil.h"
 
 namespace py = pybind11;
 
@@ -205,9 +204,7 @@ void TensorView::refuse_lazy_bits() const {
   const char* bit = type_code_ == dlpack::kComplex ? "is_conj"
                     : type_code_ == dlpack::kFloat ? "is_neg"
                                                    : nullptr;
-  if (bit == nullptr) return;
-  const UnderWay call;  // torch releases the GIL to look at a bit
-  if (call && py::handle(object_).attr(bit)().cast<bool>()) {
+  if (bit != nullptr && py::handle(object_).attr(bit)().cast<bool>()) {
     value_error(argument_, "a tensor that is resolved in memory (resolve_conj(), resolve_neg())",
                 text("one with ", bit, "() true"));
   }
