@@ -12,8 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMON = "kernels/common/"
-SWAP_IN, WAVE, CHUNK, TILE = (
-    COMMON + name for name in ("swap_in.cuh", "copy_wave.cuh", "copy_chunk.cuh", "copy_tile.cuh")
+SWAP_IN, WAVE, CHUNK, TILE, PART = (
+    COMMON + name for name in ("swap_in.cuh", "copy_wave.cuh", "copy_chunk.cuh", "copy_tile.cuh", "copy_part.cuh")
 )
 TRANSFER, LAYOUTS, ITEM_LAYOUTS = (COMMON + name for name in ("transfer.cuh", "layouts.h", "item_layouts.h"))
 INDEX, PLANNED = (COMMON + name for name in ("index_vector.cuh", "copy_planned.cuh"))
@@ -255,12 +255,17 @@ BY_HAND = [
         TRANSFER_TESTS,
     ),
     Mutation(
-        "tile: one part's last words too early",
-        TILE,
-        "words[i], i * kStep < left);",
-        "words[i], i * kStep < left - kBytes);",
+        "part: its last words too early",
+        PART,
+        "words[i], i * kStep < left_);",
+        "words[i], i * kStep < left_ - kBytes);",
         TRANSFER_TESTS,
     ),
+    Mutation(
+        "part: its last round left out", PART, "while (left_ > kRound)", "while (left_ > 2 * kRound)", TRANSFER_TESTS
+    ),
+    Mutation("part: words of 2 bytes", PART, "if (word_bytes_ == 2) word_bytes_ = 1;", "", TRANSFER_TESTS),
+    Mutation("transfer: the first plane for all", TRANSFER, "if (plane_ != plane) find_plane();", "", TRANSFER_TESTS),
     Mutation("transfer: a plane left out", TRANSFER, "++plane_;", "plane_ += 2;", TRANSFER_TESTS),
     Mutation(
         "layout: stride of a page is that of a token",

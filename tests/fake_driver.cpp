@@ -173,6 +173,7 @@ int fake_rows_per_group() { return last_planned.rows_per_group; }
 int fake_layer_step() { return last_layers.layer_step; }
 uintptr_t fake_transfer_src(int side) { return reinterpret_cast<uintptr_t>(last_transfer.src.pools[side]); }
 uintptr_t fake_transfer_dst(int side) { return reinterpret_cast<uintptr_t>(last_transfer.dst.pools[side]); }
+int fake_parts_per_tile() { return static_cast<int>(last_transfer.parts_per_tile); }
 int fake_variant() { return static_cast<int>(last_kernel) - static_cast<int>(hisparse::KernelId::kCopyItems); }
 size_t fake_copied() { return copied; }
 size_t fake_largest_batch() { return largest_batch; }

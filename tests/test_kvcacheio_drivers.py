@@ -81,6 +81,60 @@ def test_F41_launch_shapes(run_ops):
     """)
 
 
+SHAPES = """
+        def shape(item_size, quota, to_host=False, count=256, **others):
+            places = (lambda a: Tensor(a)), on_host
+            src, dst = (places[side](host(64, item_size)) for side in (not to_host, to_host))
+            mla(count, src, dst, item_size=item_size, block_quota=quota, **others)
+            return driver.launch.blocks, driver.launch.threads // 32, driver.library.fake_parts_per_tile()
+"""
+
+
+def test_few_large_items_to_the_host(run_ops):
+    """Blocks, warps and parts of a tile: single parts where 64 KiB of them are in flight."""
+    run_ops(f"""{SHAPES}
+        nvidia = KIND == "cuda"
+        def to_host(*sizes, **others):
+            return shape(*sizes, to_host=True, **others)
+        assert to_host(4096, 2) == (2, 16, 1 if nvidia else 3)
+        assert to_host(4096, 1) == ((1, 32, 1) if nvidia else (1, 16, 3))
+        assert to_host(1152, 4) == (4, 16, 1 if nvidia else 4)
+        assert to_host(1152, 2) == (2, 16, 8)
+        assert to_host(512, 8) == (8, 16, 1 if nvidia else 2)
+        assert to_host(496, 8) == (8, 16, 2)
+        assert to_host(512, 7) == (7, 13, 3)
+        assert to_host(4096, 2, num_warps_per_block=12) == (2, 12, 3)
+        assert to_host(4096, 3, num_warps_per_block=12) == (3, 12, 1 if nvidia else 3)
+    """)
+
+
+def test_few_large_items_from_the_host(run_ops):
+    """Single parts where 128 KiB of them are in flight: in as few warps of a block as do."""
+    run_ops(f"""{SHAPES}
+        nvidia = KIND == "cuda"
+        assert shape(4096, 2) == ((2, 32, 1) if nvidia else (2, 16, 3))
+        assert shape(4096, 4) == (4, 16, 1 if nvidia else 2)
+        assert shape(4096, 1) == (1, 32 if nvidia else 16, 3)
+        assert shape(1152, 4) == ((4, 32, 1) if nvidia else (4, 16, 4))
+        assert shape(1152, 8) == (8, 16, 1 if nvidia else 2)
+        assert shape(1152, 2) == ((2, 32, 4) if nvidia else (2, 16, 8))
+    """)
+
+
+def test_large_tiles_stay(run_ops):
+    """Where single parts take too long, are too many for a warp, or no host memory is in play."""
+    run_ops(f"""{SHAPES}
+        warps = 32 if KIND == "cuda" else 16
+        assert shape(4096, 2, count=8 * 2 * 32) == ((2, 32, 1) if KIND == "cuda" else (2, 16, 3))
+        assert shape(4096, 2, count=8 * 2 * 32 + 1) == (2, warps, 3)
+        assert shape(4096, 4, True, count=8 * 4 * 32 + 1) == (4, warps, 3)
+        assert shape(4104, 4, True) == (4, 16, 2)
+        src, dst = (Tensor(np.zeros((64, 4096), np.uint8)) for _ in range(2))
+        mla(256, src, dst, item_size=4096, block_quota=4)
+        assert driver.library.fake_parts_per_tile() > 1
+    """)
+
+
 def test_streams_and_devices(run_ops):
     run_ops("""
         Stream.handles.update({0: 55, 1: 77})

@@ -1,16 +1,19 @@
 // The copy of a tile on the NVIDIA targets: its parts are one run of equal words, dealt out to a warp.
 #pragma once
 
+#include "copy_part.cuh"
 #include "params.h"
 
 namespace hisparse::HISPARSE_TARGET {
 
 // Six loads of 16 bytes per thread: a full block then has 96 KiB in flight, more than one multiprocessor can
-// have outstanding, so that it stays busy while some of its warps wait for indices or store. A tile of one
-// part has few instructions, and four loads in flight.
+// have outstanding, so that it stays busy while some of its warps wait for indices or store.
 template <class Items>
 class TileCopy {
  public:
+  static constexpr bool kCopiesOnePart = true;
+  using OnePart = PartCopy;
+
   __device__ __forceinline__ TileCopy(const Items& items, int32_t count, const TileShape& shape)
       : items_(items), count_(count), shape_(shape) {}
 
@@ -19,7 +22,14 @@ class TileCopy {
   // All lanes of a warp together.
   __device__ __forceinline__ void finish() const {
     if constexpr (!kHasTail) {
-      if (count_ == 1) return copy_one();
+      if (count_ == 1) {
+        const unsigned char* src;
+        unsigned char* dst;
+        if (!items_.locate(0, 0, src, dst)) return;
+        OnePart one(src, dst, lane_, shape_.part_bytes);
+        one.start();
+        return one.finish();
+      }
     }
     Word<8> tail{};
     if constexpr (kHasTail) {  // each lane that of one part, in flight with the words
@@ -56,7 +66,6 @@ class TileCopy {
   static constexpr bool kHasTail = Items::kTailAt != kNoTail;  // 8 bytes that lie apart
   static constexpr int kInFlight = kHasTail ? 5 : 6;           // a tail takes registers too
   static constexpr int kFew = kHasTail ? 3 : 4;
-  static constexpr int kOfOne = 4, kFewOfOne = 2;  // of a tile of one part
 
   __device__ __forceinline__ bool locate_tail(const unsigned char*& src, unsigned char*& dst) const {
     return lane_ < count_ && items_.locate(lane_, Items::kTailAt, src, dst);
@@ -107,52 +116,6 @@ class TileCopy {
     }
     HISPARSE_UNROLL
     for (int i = 0; i < kCount; ++i) store_cached(dst[i], words[i], live[i]);
-  }
-
-  // One part: the distances of its words are known when the kernel is compiled.
-  __device__ __forceinline__ void copy_one() const {
-    const unsigned char* src;
-    unsigned char* dst;
-    if (!items_.locate(0, 0, src, dst)) return;
-    const uint32_t bits =
-        static_cast<uint32_t>(shape_.part_bytes) |
-        static_cast<uint32_t>(reinterpret_cast<uintptr_t>(src) | reinterpret_cast<uintptr_t>(dst));
-    if ((bits & 15) == 0) {
-      run_one<16>(src, dst);
-    } else if ((bits & 7) == 0) {
-      run_one<8>(src, dst);
-    } else if ((bits & 3) == 0) {
-      run_one<4>(src, dst);
-    } else {
-      run_one<1>(src, dst);
-    }
-  }
-
-  template <int kBytes>
-  __device__ __forceinline__ void run_one(const unsigned char* src, unsigned char* dst) const {
-    const int32_t at = lane_ * kBytes;
-    src += at;
-    dst += at;
-    constexpr int32_t kStep = kWarpSize * kBytes;
-    int32_t left = shape_.part_bytes;
-    HISPARSE_NO_UNROLL
-    for (; left > kFewOfOne * kStep; left -= kOfOne * kStep) {
-      copy_words_of_one<kBytes, kOfOne>(src, dst, left - at);
-      src += kOfOne * kStep;
-      dst += kOfOne * kStep;
-    }
-    if (left > 0) copy_words_of_one<kBytes, kFewOfOne>(src, dst, left - at);
-  }
-
-  template <int kBytes, int kCount>
-  __device__ __forceinline__ static void copy_words_of_one(const unsigned char* src, unsigned char* dst,
-                                                           int32_t left) {
-    constexpr int32_t kStep = kWarpSize * kBytes;
-    Word<kBytes> words[kCount]{};
-    HISPARSE_UNROLL
-    for (int i = 0; i < kCount; ++i) load_streaming(words[i], src + i * kStep, i * kStep < left);
-    HISPARSE_UNROLL
-    for (int i = 0; i < kCount; ++i) store_cached(dst + i * kStep, words[i], i * kStep < left);
   }
 
   const Items& items_;

@@ -17,6 +17,7 @@ namespace hisparse::HISPARSE_TARGET {
 template <class Items, class Variant = Shipped>
 class WaveCopy {
  public:
+  static constexpr bool kCopiesOnePart = false;
   using Index = typename Items::Index;
 
   __device__ __forceinline__ WaveCopy(const Items& items, Index count, const CopyShape& shape)

@@ -41,19 +41,27 @@ class Transfer {
   }
 
   __device__ __forceinline__ void run() {
-    const TileParts parts{reinterpret_cast<TilePart*>(shared_memory()) +
-                          (thread_index() - static_cast<int32_t>(lane_))};
+    if (plane_ >= p_.planes) return;
     load();
+    find_plane();
     while (plane_ < p_.planes) {
-      parts.parts[lane_] = locate();
+      const TilePart part = locate();
       const auto count = static_cast<int32_t>(parts_of_tile());
-      tile_ += p_.tile_step;
-      plane_ += p_.plane_step;
-      if (tile_ >= p_.tiles) {
-        tile_ -= p_.tiles;
-        ++plane_;
+      if constexpr (Copy<TileParts>::kCopiesOnePart) {
+        // All lanes have found the same part.
+        if (count == 1) {
+          typename Copy<TileParts>::OnePart copy(part.src, part.dst, static_cast<int32_t>(lane_),
+                                                 p_.shape.part_bytes);
+          copy.start();
+          advance();
+          copy.finish();
+          continue;
+        }
       }
-      load();  // arrives while this tile is copied
+      advance();  // what it loads arrives while this tile is copied
+      const TileParts parts{reinterpret_cast<TilePart*>(shared_memory()) +
+                            (thread_index() - static_cast<int32_t>(lane_))};
+      parts.parts[lane_] = part;
       warp_barrier();
       Copy<TileParts> copy(parts, count, p_.shape);
       copy.start(static_cast<int32_t>(lane_), kWarpSize);
@@ -68,14 +76,30 @@ class Transfer {
     return left < p_.parts_per_tile ? left : p_.parts_per_tile;
   }
 
-  // Loads what the addresses of the current tile depend on.
-  __device__ __forceinline__ void load() {
+  // Goes to the warp's next tile.
+  __device__ __forceinline__ void advance() {
+    const int32_t plane = plane_;
+    tile_ += p_.tile_step;
+    plane_ += p_.plane_step;
+    if (tile_ >= p_.tiles) {
+      tile_ -= p_.tiles;
+      ++plane_;
+    }
     if (plane_ >= p_.planes) return;
+    load();
+    if (plane_ != plane) find_plane();
+  }
+
+  // Loads the indices of the lane's part of the current tile.
+  __device__ __forceinline__ void load() {
     const uint32_t last = parts_of_tile() - 1;
     const uint32_t at = tile_ * p_.parts_per_tile + (lane_ < last ? lane_ : last);
     src_token_ = p_.src_indices[at];
     dst_token_ = p_.dst_indices[at];
+    keep_loads_ahead();  // of what find_plane() looks up
+  }
 
+  __device__ __forceinline__ void find_plane() {
     // Another division that is only made where there is more than one plane.
     int32_t layer = 0;
     bool is_value = false;

@@ -32,6 +32,7 @@ inline void block_barrier(const char* file = __builtin_FILE(), int line = __buil
 inline void warp_barrier(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   cpu::warp_barrier({file, line});
 }
+inline void keep_loads_ahead() {}
 
 inline uint32_t warp_inclusive_sum(uint32_t value, const char* file = __builtin_FILE(),
                                    int line = __builtin_LINE()) {

@@ -27,6 +27,9 @@ __device__ __forceinline__ unsigned char* shared_memory() {
 __device__ __forceinline__ void block_barrier() { __syncthreads(); }
 // Orders what the lanes of a warp do in shared memory.
 __device__ __forceinline__ void warp_barrier() { __syncwarp(); }
+// Keeps loads ahead of what follows, where ptxas would issue them last. Nothing else holds them: of volatile
+// loads, and of an asm volatile behind them, it changes the order.
+__device__ __forceinline__ void keep_loads_ahead() { __syncwarp(); }
 
 // Sum over this lane and those before it. The shuffle says itself which lanes have a partner.
 __device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value) {

@@ -36,6 +36,7 @@ __device__ __forceinline__ void warp_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
   __builtin_amdgcn_wave_barrier();
 }
+__device__ __forceinline__ void keep_loads_ahead() {}
 
 __device__ __forceinline__ uint32_t warp_inclusive_sum(uint32_t value) {
   const int lane = thread_index() % kWarpSize;
