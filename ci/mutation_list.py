@@ -23,7 +23,6 @@ HIP, CUDA = "kernels/hip/primitives.h", "kernels/cuda/primitives.cuh"
 
 # What has to notice: test files, the likeliest first, or an architecture whose code breaks a rule of the ISA gate.
 FUZZING = ("test_fuzz.py",)
-PLANNED_TESTS = ("test_planned_copy.py", *FUZZING)
 LAYOUT_TESTS = next(path.name for path in (ROOT / "tests").glob("test_*layouts.py"))
 SWAP_IN_TESTS = (*FUZZING, "test_swap_in.py", "test_swap_in_sizes.py", "test_field_cases.py")
 SAFETY_TESTS = ("test_swap_in_safety.py", *FUZZING)
@@ -34,6 +33,7 @@ PLANNED_TESTS = (*FUZZING, "test_planned_copy.py", "test_dsv4_transfer.py")
 CONTENT_TESTS = ("test_content_check.py",)
 TESTS_OF_BARRIERS = {
     "content_check.cuh": CONTENT_TESTS,
+    "copy_layers.cuh": PLANNED_TESTS,
     "copy_planned.cuh": PLANNED_TESTS,
     "copy_share.cuh": PLANNED_TESTS,
     "transfer.cuh": TRANSFER_TESTS,

@@ -217,7 +217,7 @@ struct PlannedCopyParams {
   uint32_t items_per_tile;  // at most the warp size
   int32_t batch;
   int32_t plan_width;
-  int32_t are_few;  // all rows have so many lanes each in a warp that a warp has one for each of its entries
+  int32_t are_few;  // a warp has a lane for each entry that it may have to copy
   int32_t log2_lanes_per_row;
   uint32_t row_shift;  // of few rows, each begins so many warps before the one ahead of it
   int32_t rows_per_group;

@@ -12,7 +12,7 @@ namespace hisparse::host {
 inline constexpr int kMaxBlocksPerRequest = 64;
 inline constexpr int kCopyThreads = 256;
 inline constexpr int64_t kMaxCopyBlocks = 65535;
-inline constexpr int64_t kTileBytes = 12 << 10;  // a warp copies such a tile of items in four steps
+inline constexpr int64_t kTileBytes = 12 << 10;  // a warp copies such a tile in four rounds of six loads
 
 inline int64_t divide_up(int64_t value, int64_t divisor) { return value / divisor + (value % divisor != 0); }
 

@@ -35,7 +35,7 @@ CopyShape swap_in_copy_shape(const SwapInCall& call, int32_t workers) {
     return copy_shape({host, device, params.host_values, params.device_values}, call.item_size_bytes,
                       workers);
   if (call.kind == SwapInKind::kTokens) return copy_shape({host, device}, call.item_size_bytes, workers);
-  // The values decide. The scale is one word, or the first half of one.
+  // The values decide: a scale is one word of 8 bytes at any width.
   const int32_t word_bytes = copy_shape({host, device}, Dsv4Layout::kValueBytes, workers).word_bytes;
   return CopyShape::make(Dsv4Layout::kItemBytes, word_bytes, workers, 16, Dsv4Layout::kScaleBytes);
 }
