@@ -236,7 +236,7 @@ def _bits(array: np.ndarray) -> np.ndarray:
     return array.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "f" else array
 
 
-def assert_takes_no_device_memory(work: Callable[[], object], calls: int = 200) -> None:
+def assert_takes_no_device_memory(work: Callable[[], object], calls: int = 2000) -> None:
     """Free memory is the GPU's, which others may use meanwhile: one of several tries has to leave it as it was."""
 
     def free() -> int:
