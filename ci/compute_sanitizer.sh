@@ -11,6 +11,6 @@ sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/
 for tool in "$@"; do
   echo "== $tool =="
   # Of torch's own kernels nothing is looked at: they take most of the time.
-  "$sanitizer" --tool "$tool" --kernel-name kernel_substring=hisparse --error-exitcode 1 --print-limit 20 \
+  "$sanitizer" --tool "$tool" --kernel-name kernel_substring=hisparse --error-exitcode 1 --print-limit 100 \
     "$python" -m pytest -c ../pyproject.toml --rootdir .. -q -p no:cacheprovider -p no:xdist -k gpu test_small_blocks.py
 done
