@@ -215,7 +215,7 @@ def calls_for_a_gpu() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("op", "name"), calls_for_a_gpu())
+@pytest.mark.parametrize(("op", "name"), list(calls_for_a_gpu()))
 def test_memory_that_the_gpu_does_not_reach(op, name):
     """One argument is an array of NumPy, a pageable tensor on the CPU, freed, or meta; the others are right."""
     right = RIGHT_CALLS[op]()
